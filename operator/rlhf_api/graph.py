@@ -49,6 +49,8 @@ STEP_LABEL = "step_label"
 (wrong) to 1 (right), and -1 elsewhere."""
 MARGIN = "margin"
 """Column of rows that a source of graded ones writes: of both responses of a pair, by how much one is better."""
+PREFERENCE = "preference"
+"""Column of rows: 1 for the better response of a pair, -1 for the worse one, 0 for a response of no pair."""
 REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
@@ -137,9 +139,10 @@ class Train(Node):
     `minibatch_size`: sequences of one update, over all ranks, as nearly as `minibatch_count` makes them; None: all of
     the step. `balance_tokens`: minibatches have equally many response tokens, in place of random rows. `epochs`: passes
     over each step's sampled responses; given ones are one update a step. `only`: column of rows, of which those with 0
-    are left out. `from_step`: steps before this one leave the
-    model as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a minibatch
-    is above this, or below its inverse.
+    are left out. `pairs`: column of rows as PREFERENCE, by which the sampled responses to a prompt have one pair or
+    none; the others are left out, and counted by `minibatch_size`. `from_step`: steps before this one leave the model
+    as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a minibatch is
+    above this, or below its inverse.
     """
 
     model: Model
@@ -149,6 +152,7 @@ class Train(Node):
     balance_tokens: bool = False
     epochs: int = 1
     only: str | None = None
+    pairs: str | None = None
     from_step: int = 0
     stop_ratio: float | None = None
 
@@ -168,6 +172,11 @@ class Graph:
         """The first node, which creates the sequences."""
         (source,) = (n for n in self.nodes if isinstance(n, Generate | Dataset))
         return source
+
+    def group(self, node: Train) -> int:
+        """Consecutive rows of a training node that stay in one micro-batch: the two responses of a pair."""
+        given = self.source.group if isinstance(self.source, Dataset) else 1
+        return 2 if node.pairs else given
 
     @property
     def generates(self) -> bool:
@@ -248,6 +257,8 @@ class Graph:
                 written[column] = node.name
             if isinstance(node, Infer) and len(node.writes) != 1:
                 yield f"node {node.name!r} writes one column, not {len(node.writes)}"
+            if isinstance(node, Train) and node.pairs:
+                yield from self._paired(node, node.pairs)
             if isinstance(node, Score) and not self.generates:
                 yield f"node {node.name!r} asks for rewards of a dataset's responses; only sampled ones have them"
             if isinstance(node, Infer) and node.model not in self.trained and not _frozen(node.model):
@@ -257,6 +268,15 @@ class Graph:
             yield f"Generate samples from the policy, which generators serve, not from {self.source.model.name!r}"
         elif isinstance(self.source, Generate) and POLICY not in self.trained:
             yield "Generate samples from a model that no Train node trains"
+
+    def _paired(self, node: Train, column: str) -> Iterator[str]:
+        """Pairs are of sampled responses, and stay whole."""
+        if not self.generates:
+            yield f"node {node.name!r} pairs a dataset's responses, which come as pairs with rows: pairs"
+        if column not in node.reads:
+            yield f"node {node.name!r} pairs responses by {column!r}, which it does not read"
+        if node.only is not None or node.balance_tokens:
+            yield f"node {node.name!r} trains on pairs, which neither `only` nor `balance_tokens` may part"
 
     def _inferred(self) -> Iterator[str]:
         """A trained model has one moving average; the role of a frozen one has its weights alone, and one output."""

@@ -42,9 +42,9 @@ class Spec(CommonSpec, Sections):
     """An RLHF run."""
 
     algorithm: AlgorithmName
-    """`sft`, `reward` (a reward model), `process_reward` (one of steps), `dpo`, `kto`, `ppo`, `grpo`, `dr_grpo`,
-    `rloo`, `reinforce_pp`, `gspo`, `cispo`, `distillation`, or your own as `module:name`. Its settings are in the
-    section of its name, `custom` for your own."""
+    """`sft`, `reward` (a reward model), `process_reward` (one of steps), `dpo`, `kto`, `online_dpo`, `ppo`, `grpo`,
+    `dr_grpo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `distillation`, or your own as `module:name`. Its settings are
+    in the section of its name, `custom` for your own."""
 
     @cached_property
     def graph(self) -> Graph:

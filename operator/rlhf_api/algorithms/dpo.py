@@ -7,7 +7,7 @@ from pydantic import Field
 
 from ..errors.problem import Problem
 from ..field_types import Frozen, NonNegativeFloat, PositiveFloat
-from ..graph import POLICY, SEQUENCES, Dataset, Graph, Train
+from ..graph import POLICY, SEQUENCES, Dataset, Graph, Infer, Train
 from ..sections.common import CommonSpec
 from .base import Algorithm
 from .nodes import reference
@@ -48,21 +48,31 @@ class DPO(Frozen):
         return 1.0 if self.loss == "orpo" else 0.0
 
 
-def _graph(spec: CommonSpec, settings: DPO) -> Graph:
-    output = "logprobs_untempered"
+def preference_nodes(spec: CommonSpec, settings: DPO, output: str) -> tuple[tuple[Infer, ...], Train]:
+    """The reference's log-probabilities, if the loss compares with them, and the training of the policy on pairs;
+    `output`: the log-probabilities of both."""
     compared = (reference(spec, output=output),) if settings.has_reference else ()
     reads = (SEQUENCES, *(column for node in compared for column in node.writes))
-    train = Train(name="train_policy", model=POLICY, loss="dpo", output=output, reads=reads)
-    return Graph((Dataset(rows="pairs"), *compared, train))
+    return compared, Train(name="train_policy", model=POLICY, loss="dpo", output=output, reads=reads)
 
 
-def _rules(_spec: CommonSpec, where: str, settings: DPO) -> Iterator[Problem]:
+def preference_rules(where: str, settings: DPO) -> Iterator[Problem]:
+    """Problems of settings that the loss does not have."""
     if settings.loss in ("sigmoid", "simpo"):
         return
     for name, value in (("labelSmoothing", settings.label_smoothing), ("margin", settings.margin)):
         if value:
             message = f"applies only to loss sigmoid and simpo; remove it; got {value:g} with {settings.loss}"
             yield Problem(f"{where}.{name}", message)
+
+
+def _graph(spec: CommonSpec, settings: DPO) -> Graph:
+    compared, train = preference_nodes(spec, settings, "logprobs_untempered")
+    return Graph((Dataset(rows="pairs"), *compared, train))
+
+
+def _rules(_spec: CommonSpec, where: str, settings: DPO) -> Iterator[Problem]:
+    yield from preference_rules(where, settings)
 
 
 ALGORITHM = Algorithm(name="dpo", settings=DPO, graph=_graph, rules=_rules)

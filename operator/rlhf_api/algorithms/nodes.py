@@ -51,7 +51,7 @@ def experience(
         )
     if settings.kl_penalty:
         nodes.append(reference_node or reference(spec, settings.reference_ema))
-    nodes += _scores(spec) if scored else ()
+    nodes += scores(spec) if scored else ()
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     nodes += _entropy_mask(settings)
@@ -100,7 +100,7 @@ def covariances(settings: PolicyGradient, begin: tuple[Node, ...]) -> tuple[Node
     )
 
 
-def _scores(spec: CommonSpec) -> Iterator[Node]:
+def scores(spec: CommonSpec) -> Iterator[Node]:
     """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens."""
     if spec.reward.fine_grained and spec.environment is None:  # which is refused
         yield Score(writes=("token_scores",), per_token=True)

@@ -11,14 +11,27 @@ from ..graph import minibatch_count
 from ..sections.common import CommonSpec
 
 
-class PolicyGradient(Frozen):
-    """Settings shared by all algorithms that sample responses; DAPO's parts combine with any of them."""
+class SampledResponses(Frozen):
+    """Settings shared by all algorithms that sample responses."""
 
     epochs: Positive = 1
     """Passes over each step's responses."""
     minibatch_size: Positive = 64
     """Responses of one optimizer update, over all ranks. If a step has no multiple of it, its updates have
     equally many, nearest to this."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Number of tokens before sampling.maxNewTokens over which overlongPenalty rises from 0; 0: no penalty."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """Penalty on the score of a response of full length, linearly less within overlongBuffer."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
+    score; 0: such groups stay."""
+
+
+class PolicyGradient(SampledResponses):
+    """Settings shared by all algorithms whose loss weighs tokens by advantages; DAPO's parts combine with any of
+    them."""
+
     balance_tokens: bool = False
     """The updates of a step have equally many response tokens, so each counts the same under lossAggregation token; in
     place of random responses."""
@@ -58,13 +71,6 @@ class PolicyGradient(Frozen):
     """The reference is not a role but the moving average of the policy, with this decay per step."""
     overlong_filter: bool = False
     """Excludes responses cut off by the length limit from the loss (DAPO's overlong filter)."""
-    overlong_buffer: int = Field(0, ge=0)
-    """Number of tokens before sampling.maxNewTokens over which overlongPenalty rises from 0; 0: no penalty."""
-    overlong_penalty: NonNegativeFloat = 1.0
-    """Penalty on the score of a response of full length, linearly less within overlongBuffer."""
-    dynamic_sampling: int = Field(0, ge=0)
-    """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
-    score; 0: such groups stay."""
 
     @property
     def kl_penalty(self) -> Literal["reward", "loss"] | None:
@@ -89,7 +95,7 @@ class CovarianceControl(PolicyGradient):
     """KL-Cov: share of tokens, of highest covariance, with a KL penalty to the old policy; 0: off."""
 
 
-def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+def sampled_rules(spec: CommonSpec, where: str, settings: SampledResponses) -> Iterator[Problem]:
     """Rules shared by all algorithms that sample responses."""
     responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt
     if settings.minibatch_size > responses:
@@ -98,6 +104,23 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
             f"a step has {responses} responses (data.promptsPerStep x sampling.responsesPerPrompt); "
             f"use at most that; got {settings.minibatch_size}",
         )
+    limit = spec.sampling.max_new_tokens
+    if settings.overlong_buffer > limit:
+        yield Problem(
+            f"{where}.overlongBuffer",
+            f"must be at most sampling.maxNewTokens ({limit}); got {settings.overlong_buffer}",
+        )
+    if settings.dynamic_sampling and spec.sampling.responses_per_prompt < 2:
+        yield Problem(
+            f"{where}.dynamicSampling",
+            "compares the responses to a prompt: set sampling.responsesPerPrompt to at least 2; got 1",
+        )
+
+
+def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+    """Rules shared by all algorithms whose loss weighs tokens by advantages."""
+    yield from sampled_rules(spec, where, settings)
+    responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt
     yield from _balanced(spec, where, settings, responses)
     high = settings.clip_ratio_high
     if high is not None and high < settings.clip_ratio < 1:  # from 1 on there is no lower bound
@@ -115,17 +138,6 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
         yield Problem(
             f"{where}.klCorrected",
             "k2 has the gradient of the divergence without a ratio, and another with one; use k1 or k3; got true",
-        )
-    limit = spec.sampling.max_new_tokens
-    if settings.overlong_buffer > limit:
-        yield Problem(
-            f"{where}.overlongBuffer",
-            f"must be at most sampling.maxNewTokens ({limit}); got {settings.overlong_buffer}",
-        )
-    if settings.dynamic_sampling and spec.sampling.responses_per_prompt < 2:
-        yield Problem(
-            f"{where}.dynamicSampling",
-            "compares the responses to a prompt: set sampling.responsesPerPrompt to at least 2; got 1",
         )
 
 
@@ -150,6 +162,11 @@ def _balanced(spec: CommonSpec, where: str, settings: PolicyGradient, responses:
 def group_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules of algorithms whose baseline is the other responses to the same prompt."""
     yield from policy_gradient_rules(spec, where, settings)
+    yield from compared_rules(spec)
+
+
+def compared_rules(spec: CommonSpec) -> Iterator[Problem]:
+    """Rules of algorithms that compare the responses to a prompt."""
     if spec.sampling.responses_per_prompt < 2:
         yield Problem(
             "spec.sampling.responsesPerPrompt",

@@ -65,6 +65,10 @@ class Batch:
             return self
         return replace(self, count=self.count + (replay.samples_per_step or self.count))
 
+    def share(self, spec: Spec, node: Train) -> float:
+        """The share of the sequences that a node trains on: of a pair for each prompt two, all others whole."""
+        return min(1.0, 2 / spec.sampling.responses_per_prompt) if node.pairs else 1.0
+
     def updates(self, node: Train) -> int:
         """Updates of a node in one pass over the sequences."""
         return minibatch_count(self.count, node.minibatch_size or self.count)
@@ -104,7 +108,10 @@ class Work:
             score=_scoring(spec, sizes, graph, ranks) * tokens,
             train=sum(
                 _update(spec, sizes, node)
-                * (trained.count * batch.tokens + trained.updates(node) * batch.text(spec, node))
+                * (
+                    batch.share(spec, node) * trained.count * batch.tokens
+                    + trained.updates(node) * batch.text(spec, node)
+                )
                 for node in graph.train
             )
             / ranks,

@@ -43,12 +43,14 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
 
 
 def largest_row(spec: Spec, model: Model) -> int:
-    """Most tokens of a row with given responses, which no micro-batch divides; a pair has two sequences. 0: a model
-    trains on sampled responses alone."""
-    source, longest = spec.graph.source, spec.data.max_prompt_length + spec.data.max_response_length
-    if isinstance(source, Dataset):
-        return source.group * longest
-    return longest if spec.pretraining is not None and model == POLICY else 0
+    """Most tokens of a row that no micro-batch divides: one with given responses, or a pair, which has two sequences.
+    0: a model trains on single sampled responses alone."""
+    graph, longest = spec.graph, spec.data.max_prompt_length + spec.data.max_response_length
+    if isinstance(graph.source, Dataset):
+        return graph.source.group * longest
+    paired = any(node.pairs for node in graph.train if node.model == model)
+    pair = 2 * (spec.data.max_prompt_length + spec.longest_response) if paired else 0
+    return max(pair, longest if spec.pretraining is not None and model == POLICY else 0)
 
 
 def counted(models: Sequence[Trained]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_camel
 
 from ..algorithms import algorithm_of, settings_of
-from ..algorithms.policy_gradient import PolicyGradient
+from ..algorithms.policy_gradient import SampledResponses
 from ..errors.problem import Problem, show
 from ..field_types import READY_MADE
 from ..spec import Spec
@@ -54,7 +54,7 @@ def _of_one_turn(spec: Spec) -> Iterator[Problem]:
         message = "is not supported with spec.environment, whose responses have turns; remove it"
         yield Problem("spec.reward.stepScores", f"{message}; got {show(spec.reward.step_scores)}")
     settings = settings_of(spec)
-    if isinstance(settings, PolicyGradient) and settings.overlong_buffer:
+    if isinstance(settings, SampledResponses) and settings.overlong_buffer:
         where = f"spec.{to_camel(algorithm_of(spec).name)}.overlongBuffer"
         message = (
             "is of responses of one turn; give long episodes less reward in the environment itself; use 0"

@@ -18,8 +18,9 @@ _MODEL = (
     *("balance_loss", "expert_share_max", "expert_entropy", "experts_unused_share"),
 )
 """Metrics of each trained model, prefixed by its name where there are several."""
-_POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss", "experts_replaced_share")
-"""Metrics of the policy in a job that samples responses, prefixed in the same way."""
+_RATIOS = ("clip_fraction", "ratio_mean", "update_kl")
+_POLICY = ("pretraining_loss", "experts_replaced_share")
+"""Metrics of the policy in a job that samples responses, prefixed in the same way; `_RATIOS` if its loss has any."""
 _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "groups_filtered"),
     *("groups_without_spread_share", "groups_all_highest_share", "groups_all_lowest_share"),
@@ -40,10 +41,9 @@ _REWARD = ("mean", "failed", "seconds", "without_spread_share")
 _SOURCE = ("reward_mean", "without_spread_share")
 """Metrics of each source of the training data, where there are several, prefixed by its number."""
 _GIVEN = ("prompts_cut", "responses_cut")
-_JUDGED = (
-    *("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "kl_baseline"),
-    *("right_step_score", "wrong_step_score"),
-)
+_PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
+"""Metrics of pairs of responses."""
+_JUDGED = (*_PAIRS, "kl_baseline", "right_step_score", "wrong_step_score")
 """Metrics of given responses with judgements."""
 
 
@@ -61,12 +61,24 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
         return (*_STEP, *of_models, *_GIVEN, *_JUDGED)
     rewards = ["model", *(function.metric for function in spec.reward.functions)]
     of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
-    of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]
+    is_paired = any(node.pairs for node in graph.train)
+    of_policy = [f"{models[POLICY]}{name}" for name in (*_POLICY, *(() if is_paired else _RATIOS))]
     count = len(spec.data.sources or spec.data.train or ())  # which may not be valid
     of_sources = [f"source_{source}_{name}" for source in range(count) if count > 1 for name in _SOURCE]
     of_episodes = _EPISODES if spec.environment is not None else ()
     of_teachers = map(teacher_kl, teachers_of(spec))
-    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_episodes, *of_rewards, *of_sources, *of_teachers)
+    of_pairs = _PAIRS if is_paired else ()
+    return (
+        *_STEP,
+        *of_models,
+        *of_policy,
+        *_SAMPLED,
+        *of_pairs,
+        *of_episodes,
+        *of_rewards,
+        *of_sources,
+        *of_teachers,
+    )
 
 
 def problems(spec: Spec) -> Iterator[Problem]:

@@ -63,6 +63,7 @@ def resolve(spec: Spec) -> Resolved:
     problems = [
         *_rounds(spec, graph),
         *replay.dynamic_problems(spec, graph),
+        *replay.paired_problems(spec, graph),
         *lora.averaged(spec, graph),
         *lora.without_base(spec, graph),
         *deepspeed.averaged(spec, graph),

@@ -46,12 +46,27 @@ def problems(spec: Spec) -> Iterator[Problem]:
             "got 'dynamic'",
         )
     yield from dynamic_problems(spec, spec.graph)
+    yield from paired_problems(spec, spec.graph)
     if replay.samples_per_step is not None and replay.sampler_is_import:
         yield Problem(
             "spec.replay.samplesPerStep",
             f"is for the built-in samplers; {replay.sampler} itself says how many it returns; remove it; "
             f"got {replay.samples_per_step}",
         )
+
+
+def paired_problems(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Problems of what a graph that trains on pairs of sampled responses is given besides them, which would part
+    them."""
+    if not any(node.pairs for node in graph.train):
+        return
+    if spec.replay.window:
+        message = f"draws single responses again, and {spec.algorithm} trains on pairs; remove it"
+        yield Problem("spec.replay.maxReplayEpisode", f"{message}; got {spec.replay.max_replay_episode}")
+    rows = 0 if spec.pretraining is None else spec.pretraining.rows_per_update
+    if rows % 2:
+        message = f"must be even: {spec.algorithm} trains on two sequences at a time"
+        yield Problem("spec.pretraining.rowsPerUpdate", f"{message}; got {rows}")
 
 
 def unweighted(spec: Spec, graph: Graph) -> Iterator[Problem]:

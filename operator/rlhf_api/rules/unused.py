@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from ..algorithms import algorithm_of, settings_of, teachers_of
 from ..algorithms.distillation import Distillation
 from ..algorithms.dpo import DPO
-from ..algorithms.policy_gradient import PolicyGradient
+from ..algorithms.policy_gradient import PolicyGradient, SampledResponses
 from ..contract.run import dtype_of, role_views, roles_of
 from ..errors.problem import Problem, show
 from ..field_types import Frozen
@@ -163,6 +163,8 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
     """Settings of the divergence from the reference, in a graph without a reference, and settings that another one
     switches off."""
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
+    if isinstance(settings, SampledResponses) and settings.overlong_buffer == 0:
+        yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
     if not isinstance(settings, PolicyGradient):
         return
     if not _compares(spec):
@@ -183,8 +185,6 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
     if settings.entropy_coefficient == 0:
         of, reason = "an entropy bonus", f"{where}.entropyCoefficient is 0"
         yield _Unread(where, settings, ["entropy_target"], of, reason)
-    if settings.overlong_buffer == 0:
-        yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
 
 
 def _distilled(where: str, settings: Distillation) -> _Unread:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from ..algorithms import ALGORITHMS
-from ..algorithms.policy_gradient import PolicyGradient
+from ..algorithms.policy_gradient import SampledResponses
 from ..field_types import former_names
 from ..sections.data import Data
 from ..sections.environment import Environment
@@ -64,7 +64,7 @@ def _precision(section: str, dtypes: str, field: str) -> Iterator[Rule]:
 
 
 _GENERATES = [
-    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings or Spec, PolicyGradient)
+    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings or Spec, SampledResponses)
 ]
 """Algorithms that sample responses; for a user's own, only the operator can tell."""
 

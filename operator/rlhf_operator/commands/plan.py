@@ -87,6 +87,7 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
         yield f"what {spec.replay.sampler} draws again is not predicted"
     for node in graph.train:
         size = min(node.minibatch_size or trained.count, trained.count)
+        size = round(batch.share(spec, node) * size)
         share = (size * batch.tokens + batch.text(spec, node)) / ranks
         most = spec.trainer.micro_batch(node.model.field)
         least, largest = max(1, ceil(share / most)), largest_row(spec, node.model)

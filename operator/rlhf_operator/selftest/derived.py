@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_snake
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of, settings_of
-from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.algorithms.policy_gradient import SampledResponses
 from rlhf_api.contract.run import roles_of
 from rlhf_api.graph import CRITIC
 from rlhf_api.manifest.deepspeed_auto import AUTO, KEYS
@@ -106,7 +106,9 @@ def _settings(spec: Spec, responses: int) -> Overrides:
     most = {"minibatch_size": responses, "value_minibatch_size": responses}
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
     off |= {"balance_tokens": False}  # a step may be one update
-    off |= {"overlong_penalty": PolicyGradient.model_fields["overlong_penalty"].default}  # of a buffer alone
+    off |= {
+        "overlong_penalty": SampledResponses.model_fields["overlong_penalty"].default
+    }  # of a buffer alone
     overrides = {
         name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))
     }

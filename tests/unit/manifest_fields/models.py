@@ -43,7 +43,7 @@ from rlhf_trainer.tensors.batches import plan as micro_batches
 from rlhf_trainer.training import assembly
 from rlhf_trainer.updates.entropy_control import adapt_entropy_coefficient
 from rlhf_trainer.updates.kl_control import adapt_kl_coefficient
-from rlhf_trainer.updates.updates import PretrainingText, learning_rate_of
+from rlhf_trainer.updates.updates import PretrainingText, learning_rate_of, trained_rows
 
 _MODELS: dict[Any, Any] = {}
 
@@ -131,7 +131,6 @@ def losses(job: RLHFJob) -> Any:
     """Every compute operation and loss of the graph on made columns, twice, with the running state between."""
     algorithm = resolve(job.spec)
     ctx, numbers = OpContext(job.spec, algorithm.settings), list[Any]()
-    group = getattr(algorithm.graph.source, "group", 1)
     for _ in range(2):
         made = columns()
         made = made.with_tokens(token_scores=made["values"])
@@ -144,7 +143,9 @@ def losses(job: RLHFJob) -> Any:
             if isinstance(node, Compute):
                 made = compute_fn(node.function, ctx.spec)(made, ctx)
                 numbers += [made[name].tolist() for name in node.writes]
+        whole = made
         for node in algorithm.graph.train:
+            made, group = trained_rows(node, whole), algorithm.graph.group(node)
             loss = loss_fn(node.loss, ctx.spec)(made, ctx)
             sequences, draw = made.sequences, torch.Generator().manual_seed(3)
             if job.spec.pretraining:
@@ -160,7 +161,7 @@ def losses(job: RLHFJob) -> Any:
                 value, statistics = loss(output[micro.rows, 0] if node.output == "scores" else read, micro)
                 numbers += [float(value), {name: float(each) for name, each in statistics.items()}]
         metrics = dict[str, float]()
-        adapt_kl_coefficient(ctx, made, metrics)
+        adapt_kl_coefficient(ctx, whole, metrics)
         adapt_entropy_coefficient(ctx, {**metrics, "entropy": 0.1})
         numbers += [metrics, dict(ctx.state)]
     return numbers

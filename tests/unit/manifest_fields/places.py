@@ -86,6 +86,15 @@ def _algorithm(name: str, *more: str, **settings: object) -> tuple[str, ...]:
 
 
 _ONLINE = {"minibatchSize": 8, "klCoefficient": 0.1, "overlongBuffer": 3}
+
+
+def _own(name: str) -> dict[str, Any]:
+    """Those of `_ONLINE` that the algorithm has."""
+    settings = ALGORITHMS[name].settings
+    fields = settings.model_fields.values() if settings else ()
+    return {key: value for key, value in _ONLINE.items() if key in {field.alias for field in fields}}
+
+
 _GPU = "gpu: {count: 1, memoryGigabytes: 800}"
 _TOLERATION = "tolerations: [{key: a, value: b, effect: NoExecute}]"
 _EXISTS = "tolerations: [{key: a, operator: Exists, effect: NoExecute}]"
@@ -139,7 +148,7 @@ _TAUGHT = _algorithm(
 
 
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
+    *((rf"spec\.{camel}\.", _algorithm(name, **_own(name))) for camel, name in _GROUPED),
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
     (r"\.sampling\.thinking\.", ("spec.sampling={maxNewTokens: 5, thinking: {budget: 2, end: x}}",)),
@@ -259,6 +268,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
 VALUES: dict[str, list[Any]] = {
     r"reward\.clip$": [[-1.0, 1.0]],
     r"betas$": [[0.8, 0.9]],
+    r"onlineDpo.overlongPenalty$": [50.0],  # with which another response is the worst
     r"labelSmoothing$": [0.1],
     r"rules.*metric$": ["entropy"],
     r"dualClip$": [1.001],

@@ -72,20 +72,21 @@ def cases() -> Any:
         modes = ("generators", "shared", "without a reference")
         for mode in modes[:2] if name == "distillation" else modes:
             shared, free = mode == "shared", mode == "without a reference"
+            kl = {"klCoefficient": 0 if free else 0.1}
             made = manifest(
                 name,
-                {"minibatchSize": 8, "klCoefficient": 0 if free else 0.1},
+                {"minibatchSize": 8} | (({"loss": "simpo"} if free else {}) if name == "online_dpo" else kl),
                 sampling={"maxNewTokens": 5, "responsesPerPrompt": 2},
                 reward={"functions": [{"function": "a:b"}]},
                 generator={"sharedWithTrainer": shared},
                 **(TAUGHT if name == "distillation" else {}),
             )
-            kl = tuple(
+            of_kl = tuple(
                 f"{SECTIONS[name]}{key}" for key in ("klEstimator", "klIn", "klTarget", "referenceEma")
             )
             without = (*critic, "spec.data.maxResponseLength", f"{SECTIONS[name]}klHorizon")
             without += (f"{SECTIONS[name]}overlongPenalty", "spec.reward.dtype", "spec.reward.modelWeight")
-            without += (GENERATOR if shared else ()) + ((*REFERENCE, *kl) if free else ())
+            without += (GENERATOR if shared else ()) + ((*REFERENCE, *of_kl) if free else ())
             yield pytest.param(made, without, name, id=f"{name}, {mode}")
     made = manifest("distillation", {"minibatchSize": 8}, **TAUGHT)
     yield pytest.param(made, UNSCORED, "distillation", id="distillation, without a reward")

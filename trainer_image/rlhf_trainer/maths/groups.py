@@ -95,6 +95,46 @@ def has_spread(scores: Tensor, groups: Tensor) -> Tensor:
     return (largest > smallest)[index]
 
 
+def best_and_worst(scores: Tensor, groups: Tensor, order: Tensor) -> Tensor:
+    """1 for the response with the highest score of its group, -1 for that with the lowest, 0 for all others and for
+    groups without a spread.
+
+    Of equal scores the one that is last in `order` is the best, and the first the worst: a random order, since rows may
+    come in that of their completion, so that the first ones are short.
+    Shapes: `scores` float [N], `groups` int64 [N], `order` int64 [N], which permutes 0 to N - 1 -> [N] without a unit,
+    dtype of `scores`. Raises ValueError where they do not fit.
+    Source: Guo et al. 2024 (arXiv:2402.04792), algorithm 1, for groups of two; Dong et al. 2024 (arXiv:2405.07863),
+    the best and the worst of n, for larger ones.
+    """
+    index, _ = _groups(scores, groups)
+    by_score = order[scores[order].argsort(stable=True)]
+    by_group = by_score[index[by_score].argsort(stable=True)]
+    ends = index.bincount().cumsum(0)
+    begins = torch.nn.functional.pad(ends[:-1], (1, 0))
+    choice = torch.zeros_like(scores)
+    choice[by_group[begins]] = -1
+    choice[by_group[ends - 1]] = 1
+    return torch.where(has_spread(scores, groups), choice, 0)
+
+
+def paired_rows(choice: Tensor, groups: Tensor) -> Tensor:
+    """Rows of the pairs that `choice` makes as `best_and_worst` does: by group, the better one before the worse.
+
+    Shapes: `choice` float [N], `groups` int64 [N] -> int64 [2 P]. Raises ValueError for a group with anything but one 1
+    and one -1, or 0 alone.
+    """
+    rows = choice.nonzero()[:, 0]
+    rows = rows[choice[rows].argsort(descending=True, stable=True)]
+    rows = rows[groups[rows].argsort(stable=True)]
+    better, worse = rows[0::2], rows[1::2]
+    if len(better) == len(worse):
+        together = groups[better] == groups[worse]
+        whole = together & (choice[better] == 1) & (choice[worse] == -1)
+        if bool(whole.all()) and len(groups[better].unique()) == len(better):
+            return rows
+    raise ValueError("a pair is one response with 1 and one with -1 to the same prompt; others have 0")
+
+
 def count_without_spread(scores: Tensor, groups: Tensor) -> tuple[int, int]:
     """Number of groups without a spread of scores, and of all groups.
 

@@ -43,6 +43,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "rloo": compute.rloo,
     "reinforce_pp": compute.reinforce_pp,
     "distillation": compute.distillation,
+    "best_and_worst": compute.preference_column,
     "mismatched_divergence": compute.mismatched_divergence_column,
 }
 LOSSES: dict[str, LossFn] = {

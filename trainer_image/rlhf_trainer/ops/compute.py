@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
-from rlhf_api.algorithms.policy_gradient import CovarianceControl, PolicyGradient
+from rlhf_api.algorithms.policy_gradient import CovarianceControl, PolicyGradient, SampledResponses
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reinforce_pp import ReinforcePP
-from rlhf_api.graph import LABEL
+from rlhf_api.graph import LABEL, PREFERENCE
 
 from ..maths.advantages import (
     distillation_advantages,
@@ -19,7 +19,13 @@ from ..maths.advantages import (
     whiten,
 )
 from ..maths.covariance import draw_covariant, token_covariances
-from ..maths.groups import batch_standardized, group_centered, group_standardized, leave_one_out
+from ..maths.groups import (
+    batch_standardized,
+    best_and_worst,
+    group_centered,
+    group_standardized,
+    leave_one_out,
+)
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
 from ..maths.preference import mismatched_divergence
@@ -211,11 +217,20 @@ def mismatched_divergence_column(columns: Columns, _ctx: OpContext) -> Columns:
     return columns.with_rows(kl_baseline=baseline.expand(len(columns)))
 
 
+def preference_column(columns: Columns, ctx: OpContext[SampledResponses]) -> Columns:
+    """`preference`: of each group the response with the highest score and that with the lowest are a pair, unless all
+    are equal; among equal ones it is drawn."""
+    draw = torch.Generator().manual_seed(ctx.spec.seed * 1_000_003 + ctx.step)
+    order = torch.randperm(len(columns), generator=draw)
+    choice = best_and_worst(_scores(columns, ctx), columns["position"], order)
+    return columns.with_rows(**{PREFERENCE: choice})
+
+
 def _of_responses(columns: Columns, advantages: Tensor) -> Columns:
     return columns.with_tokens(advantages=to_tokens(advantages, columns.lengths))
 
 
-def _scores(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
+def _scores(columns: Columns, ctx: OpContext[SampledResponses]) -> Tensor:
     """Scores plus DAPO's soft overlong penalty, which is not positive: [N] in units of reward."""
     settings, scores = ctx.settings, columns["scores"]
     if not settings.overlong_buffer:

@@ -1,6 +1,8 @@
 """Losses of likelihoods, preferences and critics: each turns a minibatch's columns into weighted sums over its
 micro-batches."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
 from rlhf_api.graph import LABEL, MARGIN, STEP_LABEL
 
+from ..maths.kl import token_kl
 from ..maths.losses import centering_loss, clipped_value_loss, pairwise_loss, token_weights
 from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, odds_ratio_loss
 from ..maths.steps import step_likelihood_loss
@@ -20,7 +23,7 @@ from ..tensors.packed import to_device
 from ..tensors.ragged import sequence_sums
 from .compute import value_moments
 from .context import OpContext
-from .policy_losses import loss_weights
+from .policy_losses import comparable_tokens, loss_weights, sampler_agreement
 
 HALF = 0.5
 """Probability above which a step counts as right."""
@@ -83,8 +86,10 @@ def step_likelihood(columns: Columns, _ctx: OpContext) -> Loss:
 
 def dpo(columns: Columns, ctx: OpContext[DPO]) -> Loss:
     """Mean of the settings' loss of rows (2i, 2i + 1), chosen first, and of the chosen responses' likelihood. Rewards
-    are in units of beta x nats, or of beta x nats per token without a reference."""
+    are in units of beta x nats, or of beta x nats per token without a reference. Of sampled responses also the metrics
+    of `_of_sampled`."""
     settings, pairs = ctx.settings, len(columns) // 2
+    of_sampled = _of_sampled(columns, ctx)
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         lengths = columns.lengths[micro.rows]
@@ -110,9 +115,27 @@ def dpo(columns: Columns, ctx: OpContext[DPO]) -> Loss:
             "reward_margin": margins.sum() / pairs,
             "chosen_reward": better.sum() / pairs,
             "rejected_reward": worse.sum() / pairs,
+            **of_sampled(logprobs.detach(), micro),
         }
 
     return loss
+
+
+def _of_sampled(columns: Columns, ctx: OpContext[DPO]) -> Callable[[Tensor, MicroBatch], Named]:
+    """Metrics of a micro-batch by the policy's log-probabilities [A_mb]: the mean divergence from the reference, and
+    the agreement with the sampler. None of given responses, and where the columns have the log-probabilities."""
+    if "sampled_logprobs" not in columns or "logprobs" in columns:
+        return lambda _logprobs, _micro: {}
+    compared, count = comparable_tokens(columns, ctx), int(columns.lengths.sum())
+
+    def metrics(logprobs: Tensor, micro: MicroBatch) -> Named:
+        index, named = micro.response_index, dict[str, Tensor]()
+        if "reference_logprobs" in columns:
+            kl = token_kl(logprobs, to_device(columns["reference_logprobs"][index], logprobs.device))
+            named["kl_mean"] = kl.sum() / count
+        return named | sampler_agreement(columns, compared, index, logprobs)
+
+    return metrics
 
 
 def kto(columns: Columns, ctx: OpContext[KTO]) -> Loss:

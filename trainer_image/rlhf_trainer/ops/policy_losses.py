@@ -96,10 +96,24 @@ def _clipped_surrogate(ctx: OpContext[PolicyGradient]) -> Surrogate:
     return surrogate
 
 
-def _comparable(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
-    """Tokens whose sampler is compared with the policy of the loss, bool [A]: in a step of one update the policy
+def comparable_tokens(columns: Columns, ctx: OpContext) -> Tensor:
+    """Tokens whose sampler is compared with the policy of the loss, bool [A]: in a step's first update the policy
     before it, whose log-probabilities no node before has computed."""
     return comparable(columns["versions"], ctx.step, keep=ctx.spec.rollout.in_flight == "keep")
+
+
+def sampler_agreement(
+    columns: Columns, compared: Tensor, index: Tensor, logprobs: Tensor
+) -> dict[str, Tensor]:
+    """Agreement metrics of a micro-batch's part of the tokens `compared`, bool [A]; none where there are none.
+
+    `index` int64 [A_mb]: the micro-batch's tokens among all; `logprobs` [A_mb]: the policy's, without a gradient.
+    """
+    if not (count := int(compared.sum())):
+        return {}
+    same = compared[index].nonzero()[:, 0]
+    sampled = to_device(columns["sampled_logprobs"][index[same]], logprobs.device)
+    return agreement(logprobs[to_device(same, logprobs.device)], sampled, count)
 
 
 class _Tokens:
@@ -136,7 +150,7 @@ class _PolicyLoss:
         self._shares = token_weights(columns.lengths, "token", counted)
         self._count = max(1, int(columns.lengths.sum()))
         self._given = to_tokens(columns[GIVEN] > 0, columns.lengths) if GIVEN in columns else None
-        self._compared = None if "logprobs" in columns else _comparable(columns, ctx)
+        self._compared = None if "logprobs" in columns else comparable_tokens(columns, ctx)
         if self._compared is not None and self._given is not None:
             self._compared = self._compared & ~self._given
         teachers = tokens_of_teachers(columns, ctx.spec)
@@ -207,13 +221,9 @@ class _PolicyLoss:
 
     def _agreement(self, tokens: _Tokens) -> dict[str, Tensor]:
         """Metrics of the policy before the step, where no node before has computed them."""
-        compared, metrics = self._compared, dict[str, Tensor]()
-        if compared is None:
-            return metrics
-        if count := int(compared.sum()):
-            same = compared[tokens.index].nonzero()[:, 0]
-            sampled = to_device(self._columns["sampled_logprobs"][tokens.index[same]], tokens.device)
-            metrics |= agreement(tokens.new[to_device(same, tokens.device)], sampled, count)
+        if self._compared is None:
+            return {}
+        metrics = sampler_agreement(self._columns, self._compared, tokens.index, tokens.new)
         if "reference_logprobs" in self._columns:
             metrics |= self._mean_kl(tokens, tokens.new - tokens.column("reference_logprobs"))
         return metrics

@@ -68,7 +68,7 @@ class OfflineTask(GraphTask):
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self._op_ctx.step = step
-        updates = Updates(self._learner, self._source.group)
+        updates = Updates(self._learner)
         updates.run(batch, whole=True)
         self._learner.follow()
         return updates.metrics()
@@ -89,7 +89,7 @@ class OfflineTask(GraphTask):
             for name, rows in self._held_out.items():
                 columns, _ = self._columns(rows)
                 columns = self._executor.run(columns)
-                losses = held_out_losses(self._learner, columns, self._source.group)
+                losses = held_out_losses(self._learner, columns)
                 count = len(trained_rows(self._graph.train[0], columns)) // self._source.group
                 results.append({"set": name, **losses, "count": count})
         finally:

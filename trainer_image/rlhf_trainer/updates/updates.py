@@ -12,6 +12,7 @@ from rlhf_api.spec import Spec
 from ..data.dataset import stream
 from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT
+from ..maths.groups import paired_rows
 from ..maths.schedule import learning_rate
 from ..ops import OF_TOKENS, loss_fn, train_output_fn
 from ..ops.datasets import given_columns
@@ -29,15 +30,10 @@ SHARED = ("kl_mean", "entropy", *AGREEMENT)
 class Updates:
     """One training step: each call of `run` trains every node on minibatches of its own size."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        group: int = 1,
-        text: "PretrainingText | None" = None,
-    ) -> None:
-        """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
+    def __init__(self, learner: Learner, text: "PretrainingText | None" = None) -> None:
+        """`text` is mixed into each update of the policy."""
         self._graph, self._models, self._ctx = learner.graph, learner.models, learner.op_ctx
-        self._group, self._text = group, text
+        self._text = text
         self._metrics: dict[str, tuple[float, int]] = {}  # sum or maximum over updates, and their number
         self._stopped: set[str] = set()  # nodes
         self._count = 0
@@ -52,12 +48,11 @@ class Updates:
                 continue
             with RECORDER.measure(node.name):
                 own = trained_rows(node, columns)
-                if whole:
-                    self._update(node, own)
-                    continue
                 passes = (node.epochs if last is None else min(last, node.epochs)) - first
-                for rows in _chosen(node, own, passes, seed):
-                    self._update(node, own.select(rows))
+                whole_rows = iter([torch.arange(len(own))])
+                for rows in whole_rows if whole else _chosen(node, own, len(columns), passes, seed):
+                    if len(rows):  # no prompt of an update may have a pair
+                        self._update(node, own.select(rows))
 
     def metrics(self) -> dict[str, float]:
         """Means (maxima, of names that end in MAXIMUM) over the updates, each model's under its name where there are
@@ -85,9 +80,12 @@ class Updates:
             sequences = model.divided(sequences)
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
-        metrics = model.update(sequences, train_output_fn(node, spec, part), loss, rate, self._group)
+        group = self._graph.group(node)
+        metrics = model.update(sequences, train_output_fn(node, spec, part), loss, rate, group)
         for name, value in metrics.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
+            if key in AGREEMENT and key in self._metrics:  # the policy has moved since it sampled
+                continue
             before, count = self._metrics.get(key, (value, 0))
             joined = max(before, value) if key.endswith(MAXIMUM) else before + value
             self._metrics[key] = (joined if count else value, count + 1)
@@ -95,7 +93,7 @@ class Updates:
             self._stopped.add(node.name)
 
 
-def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str, float]:
+def held_out_losses(learner: Learner, columns: Columns) -> dict[str, float]:
     """Loss and statistics of every training node over all sequences, under the names of `Updates.metrics`, without an
     update. A collective."""
     graph, ctx, losses = learner.graph, learner.op_ctx, dict[str, float]()
@@ -103,21 +101,28 @@ def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str,
         own = trained_rows(node, columns)
         loss = loss_fn(node.loss, ctx.spec)(own, ctx)
         read, model = train_output_fn(node, ctx.spec, own), learner.models[node.model]
-        measured = model.measure(own.sequences, read, loss, group)
+        measured = model.measure(own.sequences, read, loss, graph.group(node))
         losses |= {_prefix(graph, node) + name: value for name, value in measured.items()}
     return {**losses, "loss": losses[f"{_prefix(graph, graph.train[0])}loss"]}
 
 
 def trained_rows(node: Train, columns: Columns) -> Columns:
-    """The rows that a node trains on: all, or those whose column `only` is not 0."""
+    """The rows that a node trains on: all, those whose column `only` is not 0, or those of pairs, each one's better
+    response before the worse."""
+    if node.pairs is not None:
+        return columns.select(paired_rows(columns[node.pairs], columns["position"]))
     return columns if node.only is None else columns.select(columns[node.only].nonzero()[:, 0])
 
 
-def _chosen(node: Train, columns: Columns, epochs: int, seed: int) -> Iterator[Tensor]:
-    size = node.minibatch_size or len(columns)
+def _chosen(node: Train, own: Columns, sampled: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Rows of each minibatch; `sampled`: all rows, of which those of pairs are a part."""
+    size = node.minibatch_size or sampled
+    if node.pairs is not None:
+        pairs = shuffled_parts(len(own) // 2, minibatch_count(sampled, size), epochs, seed)
+        return ((2 * part[:, None] + torch.arange(2)).flatten() for part in pairs)
     if node.balance_tokens:
-        return balanced_minibatches(columns.lengths, size, epochs, seed)
-    return minibatches(len(columns), size, epochs, seed)
+        return balanced_minibatches(own.lengths, size, epochs, seed)
+    return minibatches(len(own), size, epochs, seed)
 
 
 def _prefix(graph: Graph, node: Train) -> str:
@@ -167,9 +172,14 @@ def learning_rate_of(spec: Spec, critic: bool, step: int, from_step: int = 0) ->
 
 def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
     """Rows of each minibatch, `epochs` times over all rows, shuffled by `seed`; their numbers differ by one at most."""
+    return shuffled_parts(count, minibatch_count(count, size), epochs, seed)
+
+
+def shuffled_parts(count: int, parts: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """0 to `count` - 1 in `parts` parts, `epochs` times, shuffled by `seed`; their numbers differ by one at most."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        yield from torch.randperm(count, generator=generator).tensor_split(minibatch_count(count, size))
+        yield from torch.randperm(count, generator=generator).tensor_split(parts)
 
 
 def balanced_minibatches(tokens: Tensor, size: int, epochs: int, seed: int) -> Iterator[Tensor]:

@@ -86,6 +86,13 @@ def test_each_update_of_the_policy_trains_on_pretraining_rows_too():
     assert work("ppo", settings, *overrides).train - work("ppo", settings).train == more
 
 
+def test_of_sampled_pairs_two_responses_to_a_prompt_are_trained_on():
+    """Of 32 responses, four to a prompt, all are generated and scored."""
+    paired, whole = work("online_dpo"), work("grpo", "klCoefficient: 0.1")
+    assert paired.train == whole.train / 2
+    assert (paired.generating, paired.score) == (whole.generating, whole.score)
+
+
 def test_offline_algorithms_have_fewer_phases():
     lengths = ("spec.data.maxResponseLength=200",)
     assert work("sft", "", *lengths).train == 6 * N * 8 * 300

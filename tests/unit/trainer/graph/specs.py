@@ -10,7 +10,7 @@ from rlhf_api.spec import Spec
 GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo")
 REFERRED = ("ppo", "reinforce_pp", *GROUPED)
 """May have a KL penalty, or none."""
-ONLINE = (*REFERRED, "distillation")
+ONLINE = (*REFERRED, "online_dpo", "distillation")
 OFFLINE = ("sft", "reward", "process_reward", "dpo", "kto")
 
 

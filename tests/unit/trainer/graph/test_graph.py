@@ -1,5 +1,7 @@
 """Graphs: wrong ones are refused with all that is wrong; those of the algorithms call what they need and no more."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.trainer.graph.specs import GROUPED, OFFLINE, ONLINE, REFERRED, graph, spec_of
 
@@ -24,6 +26,7 @@ from rlhf_trainer.ops import COMPUTE, LOSSES, OUTPUTS, output_fn
 from rlhf_trainer.tensors.batches import plan
 
 TRAIN = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))
+PAIRED = replace(TRAIN, pairs="p")
 
 
 def compute(name: str, reads: tuple[str, ...], writes: tuple[str, ...]) -> Compute:
@@ -96,6 +99,15 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
     (
         (Generate(), Train(name="train", model=POLICY, loss="policy", reads="sequences")),
         "node 'train' has the text 'sequences' for its columns; write ('sequences',)",
+    ),
+    (
+        (Dataset(rows="pairs"), replace(PAIRED, reads=("sequences", "p"))),
+        "node 'train' pairs a dataset's responses, which come as pairs with rows: pairs",
+    ),
+    ((Generate(), PAIRED), "node 'train' pairs responses by 'p', which it does not read"),
+    (
+        (Generate(), compute("a", (), ("p",)), replace(PAIRED, reads=("p",), balance_tokens=True)),
+        "node 'train' trains on pairs, which neither `only` nor `balance_tokens` may part",
     ),
     (
         (Dataset(rows="responses"), Score(), TRAIN),
@@ -227,7 +239,8 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
             for reward in rewards:
                 used |= keys(algorithm, settings, reward)
         if algorithm in ONLINE:
-            used |= keys(algorithm, "", "spec.rollout.importance=token")
+            corrected = "none" if algorithm == "online_dpo" else "token"
+            used |= keys(algorithm, "", f"spec.rollout.importance={corrected}")
             used |= keys(algorithm, "", "spec.environment={path: 'a:B'}")
     assert used == {*COMPUTE, *LOSSES, *OUTPUTS}
 

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from rlhf_trainer.maths.groups import (
     batch_standardized,
+    best_and_worst,
     count_at_bounds,
     count_without_spread,
     group_centered,
     group_standardized,
     has_spread,
     leave_one_out,
+    paired_rows,
 )
 
 score = st.floats(-10, 10, width=32)
@@ -121,3 +123,32 @@ def test_no_responses_and_ids_that_do_not_fit(function):
         ValueError, match="one value for each response, not arrays of shape \\(2,\\) and \\(3,\\)"
     ):
         function(torch.zeros(2), torch.zeros(3, dtype=torch.int64))
+
+
+equal_scores = st.lists(
+    st.tuples(st.sampled_from([0.0, 1.0, 2.5]), st.sampled_from([7, -3, 2**40])), min_size=1, max_size=12
+)
+
+
+@given(equal_scores, st.randoms(use_true_random=False))
+def test_the_best_and_the_worst_of_each_group_are_a_pair(batch, random):
+    scores, groups = tensors(batch)
+    order = random.sample(range(len(batch)), len(batch))
+    choice = best_and_worst(scores, groups, torch.tensor(order)).tolist()
+    pairs = list[int]()
+    for group in sorted(set(groups.tolist())):
+        rows = [row for row in order if groups[row] == group]
+        highest, lowest = max(scores[rows].tolist()), min(scores[rows].tolist())
+        if highest > lowest:
+            best = [row for row in rows if scores[row] == highest][-1]
+            worst = next(row for row in rows if scores[row] == lowest)
+            pairs += [best, worst]
+    expected = {row: 1.0 if place % 2 == 0 else -1.0 for place, row in enumerate(pairs)}
+    assert choice == [expected.get(row, 0.0) for row in range(len(batch))]
+    assert paired_rows(torch.tensor(choice), groups).tolist() == pairs
+
+
+@pytest.mark.parametrize("choice", [(1, 0, 0), (1, 1, 0), (1, 0, -1), (1, -1, 0.5), (-1, -1, 1)])
+def test_a_pair_is_one_better_and_one_worse_response_to_a_prompt(choice):
+    with pytest.raises(ValueError, match="a pair is one response with 1 and one with -1 to the same prompt"):
+        paired_rows(torch.tensor(choice).float(), torch.tensor([5, 5, 6]))

@@ -12,6 +12,7 @@ from rlhf_api.graph import Compute, Train
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn, output_fn
 from rlhf_trainer.tensors.batches import MicroBatch
 from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.updates.updates import trained_rows
 
 VOCABULARY = 7
 SETTINGS = {
@@ -50,6 +51,7 @@ def test_a_loss_is_of_sampled_tokens_alone(algorithm):
     ctx, other = (context(algorithm, SETTINGS.get(algorithm, "")) for _ in range(2))
     alone, whole = prepared(alone, other), prepared(whole, ctx)
     for node in ctx.spec.graph.train:
+        alone, whole = trained_rows(node, alone), trained_rows(node, whole)
         size = len(whole), int(whole.sequences.lengths.max()), 1 if node.output == "values" else VOCABULARY
         logits = torch.randn(size, generator=torch.Generator().manual_seed(1)).requires_grad_()
         total, statistics = losses(whole, ctx, node, logits)

@@ -28,6 +28,7 @@ ALGORITHMS = [
     ("reinforce_pp", "klCoefficient: 0.01, groupBaseline: true"),
     ("gspo", "klCoefficient: 0, minibatchSize: 16, clipRatio: 0.2, clipRatioHigh: 0.3"),
     ("cispo", "klCoefficient: 0, minibatchSize: 16"),
+    ("online_dpo", "minibatchSize: 16"),
     ("distillation", "klCoefficient: 0.01"),
 ]
 

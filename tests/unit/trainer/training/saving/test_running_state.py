@@ -38,6 +38,7 @@ ADAPTIVE = "klTarget: 0.5, klHorizon: 200, minibatchSize: 16"
         ("reinforce_pp", "klCoefficient: 0.05, epochs: 2, minibatchSize: 8"),
         ("gspo", "klCoefficient: 0.1, overlongFilter: true"),
         ("ppo", "klCoefficient: 0.1, referenceEma: 0.9, valueEma: 0.5"),
+        ("online_dpo", "minibatchSize: 16, epochs: 2"),
         ("dpo", "beta: 0.2"),
     ],
 )
