@@ -1,7 +1,7 @@
 """The episodes that live in the pool's workers, at most `parallel` at once."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -18,15 +18,16 @@ Key = tuple[str, int]
 
 
 class LiveEpisodes:
-    """Further ones wait. Those that nobody is `holding`, nor their prompt, make way, to be played again later."""
+    """Further ones queue. Those that nobody is `holding`, nor their prompt, make way, to be played again later."""
 
     def __init__(self, section: Environment, rendering: Rendering, pool: Workers) -> None:
         self._section, self._rendering, self._pool = section, rendering, pool
         self._numbers = count()
         self._episodes = dict[Key, LiveEpisode]()
         self._holders = Counter[str | Key]()
+        self._queue = deque[asyncio.Future[None]]()
         self._reserved = 0
-        self._freed = asyncio.Event()
+        """Number of places whose episodes have yet to begin."""
         self._ending = set[asyncio.Future[None]]()
 
     @contextmanager
@@ -39,7 +40,7 @@ class LiveEpisodes:
             self._holders[held] -= 1
             if not self._holders[held]:
                 del self._holders[held]
-            self._freed.set()
+            self._admit()
 
     def find(self, key: Key) -> LiveEpisode | None:
         """The episode, unless its worker has ended."""
@@ -50,19 +51,18 @@ class LiveEpisodes:
         """A new episode in place of the one with this key; `one_by_one`: in the worker that has its calls so. Raises as
         `LiveEpisode.begin` and `Workers.free`."""
         self.forget(key)
-        while len(self._episodes) + self._reserved >= self._section.parallel:
-            held = self._holders
-            idle = next((key for key in self._episodes if not (held.keys() & {key, key[0]})), None)
-            if idle is not None:
-                self.forget(idle)
-                continue
-            self._freed.clear()
-            await self._freed.wait()
-        self._reserved += 1
+        place = asyncio.get_running_loop().create_future()
+        self._queue.append(place)
+        self._admit()
         try:
+            await place
             worker = await self._pool.free(one_by_one=one_by_one)
-        finally:
-            self._reserved -= 1
+        except BaseException:
+            if not place.cancelled():
+                self._reserved -= 1
+                self._admit()
+            raise
+        self._reserved -= 1
         worker.episodes += 1
         episode = LiveEpisode(worker, next(self._numbers), self._rendering, self._section)
         self._episodes[key] = episode
@@ -76,8 +76,30 @@ class LiveEpisodes:
 
     def forget(self, key: Key, *, closed: bool = False) -> None:
         """Drops an episode and, unless it is `closed`, closes its environment, without waiting for that."""
+        self._drop(key, closed=closed)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Gives places to those at the head of the queue: one is woken for each, however many wait."""
+        while self._queue and (self._queue[0].cancelled() or self._has_place()):
+            place = self._queue.popleft()
+            if not place.cancelled():
+                self._reserved += 1
+                place.set_result(None)
+
+    def _has_place(self) -> bool:
+        """Where all are taken, the first episode that nobody holds makes way."""
+        if len(self._episodes) + self._reserved < self._section.parallel:
+            return True
+        held = self._holders
+        idle = next((key for key in self._episodes if key not in held and key[0] not in held), None)
+        if idle is None:
+            return False
+        self._drop(idle)
+        return True
+
+    def _drop(self, key: Key, *, closed: bool = False) -> None:
         episode = self._episodes.pop(key, None)
-        self._freed.set()
         if episode is None:
             return
         episode.worker.episodes -= 1

@@ -315,6 +315,22 @@ def test_more_episodes_than_may_live_at_once_wait_for_their_turn():
     assert [r.outcome.reward for r in work.responses if r.outcome] == [1.25] * 5
 
 
+def test_an_episode_that_waits_is_not_woken_by_the_end_of_each_other_one(monkeypatch: pytest.MonkeyPatch):
+    """An episode costs what it does however many wait: counted in what the event loop is given to do."""
+    call_soon, calls = asyncio.BaseEventLoop.call_soon, []
+
+    def count(*arguments: Any, **context: Any) -> asyncio.Handle:
+        calls[-1] += 1
+        return call_soon(*arguments, **context)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon", count)
+    for episodes in (10, 40):
+        calls.append(0)
+        play(Scripted(["1", "5"]), responses=episodes, parallel=1)
+    few, many = calls
+    assert many / 40 < 1.2 * few / 10
+
+
 def test_episodes_that_nobody_asks_for_make_way_and_are_played_again():
     async def run() -> list[float]:
         engine = Scripted(["1", "2", "5"], interrupt=3)
