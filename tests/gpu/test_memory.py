@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
@@ -31,6 +31,25 @@ SHAPE = Qwen2Config(
     pad_token_id=1,
     num_labels=1,
 )
+MIXTURE = Qwen3MoeConfig(
+    hidden_size=1024,
+    moe_intermediate_size=512,
+    num_hidden_layers=6,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=64,
+    num_experts=32,
+    num_experts_per_tok=8,
+    norm_topk_prob=True,
+    vocab_size=50_000,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    eos_token_id=0,
+    pad_token_id=1,
+    num_labels=1,
+)
+"""0.4e9 parameters; a layer keeps 1.3 GB of `TOKENS` in bfloat16, of which its experts are 1.1."""
 SLACK = 1e9
 """Bytes that the plan may be off: cuBLAS's workspaces and what the allocator rounds up."""
 CASES = (
@@ -43,6 +62,12 @@ CASES = (
     Update("float32", "padded", "1", "policy", "whole", "none", "auto"),
     Update("float16", "packed", "1", "policy", "whole", "none", "auto"),
 )
+OF_EXPERTS = (
+    Update("bfloat16", "packed", "1", "policy", "whole", "none", "auto"),
+    Update("bfloat16", "packed", "1", "policy", "whole", "full", "auto"),
+    Update("bfloat16", "packed", "2", "critic", "whole", "none", "torch"),
+    Update("float32", "padded", "1", "policy", "whole", "selective", "auto"),
+)
 
 
 @pytest.fixture
@@ -51,9 +76,9 @@ def an_empty_gpu() -> None:
     torch.cuda.empty_cache()
 
 
-def planned(case: Update, parameters: int) -> float:
+def planned(config: PreTrainedConfig, case: Update, parameters: int) -> float:
     """Bytes of the plan for one model of so many parameters, and its update."""
-    shape = shape_of(SHAPE.to_dict())
+    shape = shape_of(config.to_dict())
     assert shape is not None
     run = Pass(TOKENS, BYTES[case.dtype], case.checkpointing, case.kernels == "auto")
     zero = ZERO[case.zero]
@@ -63,17 +88,25 @@ def planned(case: Update, parameters: int) -> float:
     ).total
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_update_takes_no_more_memory_than_planned(case: Update):
-    batch = Batch(SHAPE.vocab_size, case.head, lengths=[(64, 960)] * 32)
+@pytest.mark.parametrize(
+    ("config", "case"),
+    [
+        pytest.param(config, case, id=f"{config.model_type}-{case}")
+        for config, cases in ((SHAPE, CASES), (MIXTURE, OF_EXPERTS))
+        for case in cases
+    ],
+)
+def test_an_update_takes_no_more_memory_than_planned(config: PreTrainedConfig, case: Update):
+    batch = Batch(config.vocab_size, case.head, lengths=[(64, 960)] * 32)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    engine = make_engine(SHAPE, case, tokens=TOKENS)
+    engine = make_engine(config, case, tokens=TOKENS)
     for _ in range(2):
         update(engine, case.head, batch, 1e-6)
     peak = torch.cuda.max_memory_allocated() - before
-    plan = planned(case, sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters()))
-    print(f"{case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters())
+    plan = planned(config, case, parameters)
+    print(f"{config.model_type} {case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
     assert peak < plan + SLACK
 
 

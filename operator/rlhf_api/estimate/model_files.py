@@ -13,7 +13,9 @@ from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
 from ..sections.model import VISION, Model, is_of_part
 from ..spec import Spec
-from .parameters import Shape, choices, count_parameters, idle_share, shape_of
+from .mixtures import choices, idle_share
+from .parameters import count_parameters, shape_of
+from .shapes import FUSED, Shape
 from .sizes import LOADED, Size
 
 _HEAD = "lm_head.weight"
@@ -21,8 +23,6 @@ _HEAD = "lm_head.weight"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_DIMENSIONS = 16
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_FUSED = ("down_proj", "gate_up_proj")
-"""Weights of all experts of a layer, as Transformers fuses them."""
 
 
 def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str, Size]:
@@ -55,7 +55,7 @@ def matrices(directory: Path) -> list[str]:
     names = [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
     fused = {_EXPERT.split(name)[0] for name in names if _EXPERT.search(name)}
     alone = [name for name in names if not _EXPERT.search(name)]
-    return alone + [f"{before}.experts.{part}" for before in sorted(fused) for part in _FUSED]
+    return alone + [f"{before}.{part}" for before in sorted(fused) for part in FUSED]
 
 
 def tensor_names(directory: Path) -> list[str]:

@@ -10,7 +10,8 @@ from ..field_types import ModelField
 from ..roles import Role
 from ..sections.model import Model
 from ..spec import Spec
-from .parameters import Shape, count_parameters, frozen_parameters, shape_of
+from .parameters import count_parameters, shape_of
+from .shapes import Shape, frozen_parameters
 
 LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
 """Fields of `spec.model` whose models some role loads."""
@@ -114,5 +115,11 @@ def _created(model: Model) -> Size | None:
         return None
     fields = {"vocab_size": model.create.tokenizer.vocab_size, **model.create.config}
     config = {**fields, "model_type": model.create.model_type}
-    parameters = count_parameters(config)
-    return Size(parameters, shape_of(config)) if parameters else None
+    parameters, shape = count_parameters(config), shape_of(config)
+    if not parameters:
+        return None
+    if shape is None or shape.mixture is None:
+        return Size(parameters, shape)
+    mixture = shape.mixture
+    idle = len(mixture.layers) * (mixture.experts - mixture.chosen) * shape.expert
+    return Size(parameters, shape, active=parameters - idle, choices=len(mixture.layers) * mixture.chosen)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ..graph import POLICY, Dataset, Model
 from ..spec import Spec
-from .activations import Pass, backward_bytes
+from .activations import Experts, Pass, backward_bytes
 from .memory import Need, Trained, trainer
-from .parameters import Shape, adapter_parameters, hidden_parameters, magnitude_elements
+from .shapes import FUSED, Shape, adapter_parameters, hidden_parameters, magnitude_elements, names_experts
 from .sizes import Size, Sizes, frozen_part
 from .zero import BYTES, Zero
 
@@ -75,12 +75,22 @@ def _part(spec: Spec, model: Model, size: Size) -> float | None:
     return size.parameters - frozen if frozen else None
 
 
+def _experts(spec: Spec, model: Model, shape: Shape) -> Experts:
+    """Of the experts of a mixture: frozen where an adapter leaves them out or the job freezes all of them."""
+    adapter = spec.model.adapter(model.field)
+    if adapter is not None:
+        return "adapted" if names_experts(adapter) else "frozen"
+    layers = shape.mixture.layers if shape.mixture and model.field == "policy" else ()
+    names = [f"model.layers.{layer}.mlp.{part}" for layer in layers for part in FUSED]
+    return "frozen" if names and all(map(spec.model.is_frozen, names)) else "trained"
+
+
 def _activations(spec: Spec, model: Model, size: Size) -> float | None:
     if size.shape is None:
         return None
     section, dtype = spec.trainer, spec.trained_dtype(model.field)
     adapter = spec.model.adapter(model.field)
-    tokens = section.micro_batch(model.field)
+    tokens, of_policy = section.micro_batch(model.field), model.field == "policy"
     run = Pass(
         tokens,
         BYTES[dtype],
@@ -88,6 +98,9 @@ def _activations(spec: Spec, model: Model, size: Size) -> float | None:
         fused=section.kernels != "torch",
         float32_head=spec.model.float32_head,
         magnitudes=magnitude_elements(adapter, size.shape),
+        experts=_experts(spec, model, size.shape),
+        balanced=of_policy and spec.experts.balance_coefficient > 0,
+        replayed=of_policy and spec.experts.replay != "none",
     )
     trained_head = adapter is None and not spec.model.is_frozen("lm_head.weight")
     own_head = model.head == "causal" and trained_head

@@ -9,7 +9,8 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_api.estimate.parameters import adapter_parameters, shape_of
+from rlhf_api.estimate.parameters import shape_of
+from rlhf_api.estimate.shapes import adapter_parameters
 from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.optimizer import Optimizer
 from rlhf_api.sections.roles import Trainer

@@ -1,6 +1,6 @@
 """Models and jobs for GPUs that processes share."""
 
-from rlhf_api.estimate.parameters import Shape
+from rlhf_api.estimate.shapes import Shape
 from rlhf_api.estimate.sizes import Size
 
 H200 = 150.1e9

@@ -23,13 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.activations import HEAD_ELEMENTS, Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
-from rlhf_api.estimate.parameters import (
-    Shape,
-    adapter_parameters,
-    frozen_parameters,
-    magnitude_elements,
-    shape_of,
-)
+from rlhf_api.estimate.parameters import shape_of
+from rlhf_api.estimate.shapes import Shape, adapter_parameters, frozen_parameters, magnitude_elements
 from rlhf_api.estimate.sizes import Size, Sizes
 from rlhf_api.estimate.trainer_memory import trained
 from rlhf_api.estimate.zero import Zero, reducing, resident, stepping

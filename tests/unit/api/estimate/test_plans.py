@@ -7,8 +7,8 @@ import yaml
 from tests.support.tiny.models import tiny_model
 from tests.unit.api.manifests import ALONE, GPU, SEVEN, STAGE, unchecked
 
-from rlhf_api.estimate.parameters import Shape
 from rlhf_api.estimate.resources import plan, problems
+from rlhf_api.estimate.shapes import Shape
 from rlhf_api.estimate.sizes import Size
 from rlhf_api.roles import Role
 from rlhf_operator.cli import main

@@ -16,8 +16,9 @@ from transformers import (
 )
 
 from rlhf_api.estimate.memory import count
+from rlhf_api.estimate.mixtures import idle_share
 from rlhf_api.estimate.model_files import model_sizes
-from rlhf_api.estimate.parameters import count_parameters, idle_share, shape_of
+from rlhf_api.estimate.parameters import count_parameters, shape_of
 from rlhf_api.estimate.sizes import Size, Sizes, frozen_part
 from rlhf_api.estimate.trainer_memory import trained, training
 from rlhf_trainer.models.frozen import freeze_parts
@@ -39,15 +40,31 @@ GPT2_SHAPES = {
     "inner": {"n_inner": 50},
     "untied": {"tie_word_embeddings": False},
 }
+SPARSE = {**SMALL, "moe_intermediate_size": 24, "num_experts_per_tok": 2, "vocab_size": 300}
+MIXTURE_SHAPES = {
+    "qwen3_moe": {"num_experts": 4, "mlp_only_layers": [1], "head_dim": 24, "attention_bias": True},
+    "qwen2_moe": {"num_experts": 4, "decoder_sparse_step": 2, "qkv_bias": False},
+    "mixtral": {"num_local_experts": 4, "tie_word_embeddings": True},
+    "olmoe": {"num_experts": 4, "num_key_value_heads": 2, "attention_bias": True},
+    "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},
+}
 
 
-@pytest.mark.parametrize("kind", TYPES)
+def shapes_of(kind: str) -> dict[str, dict[str, object]]:
+    if kind == "gpt2":
+        return {name: GPT2 | shape for name, shape in GPT2_SHAPES.items()} | {"default": {}}
+    if kind in MIXTURE_SHAPES:
+        return {"default": {}, "small": {**SPARSE, "num_key_value_heads": 4} | MIXTURE_SHAPES[kind]}
+    return SHAPES
+
+
+@pytest.mark.parametrize("kind", [*TYPES, *MIXTURE_SHAPES])
 def test_parameters_are_those_of_transformers(kind: str) -> None:
-    shapes = {name: GPT2 | shape for name, shape in GPT2_SHAPES.items()} | {"default": {}}
-    for name, shape in (shapes if kind == "gpt2" else SHAPES).items():
+    for name, shape in shapes_of(kind).items():
         config = AutoConfig.for_model(kind, **shape)
         config.num_labels = 1
-        for made in (AutoModelForCausalLM, AutoModelForSequenceClassification):
+        heads = (AutoModelForCausalLM, AutoModelForSequenceClassification)
+        for made in (made for made in heads if type(config) in made._model_mapping):
             with torch.device("meta"):
                 model = made.from_config(config)
             # Of `create` only what the user says is known, of a directory everything.
@@ -60,7 +77,7 @@ def test_parameters_are_those_of_transformers(kind: str) -> None:
     "config",
     [
         {},
-        {"model_type": "mixtral"},
+        {"model_type": "gpt_oss"},
         {"model_type": ["llama"]},
         {"model_type": "llama", "hidden_size": "wide"},
         {"model_type": "llama", "hidden_size": 1.5},
