@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--joined", type=int, default=MOST_PER_CALL, help="responses of a message, at most")
     options = parser.parse_args()
     count, seconds, concurrency = options.responses, options.seconds, options.concurrency
     address, control = serve(Judge(seconds, concurrency)), Control(total_steps=1)
@@ -113,6 +114,7 @@ def main() -> None:
             timeout=600.0,
             patience=600.0,
             at_once=concurrency * MOST_PER_CALL,
+            most_joined=options.joined,
         )
         client = RewardClient(
             "scores",
@@ -135,7 +137,7 @@ def main() -> None:
             for end, response, row in zip(ends, responses, rows, strict=True):
                 time.sleep(max(0.0, began + end - time.perf_counter()))
                 if case != "after all":
-                    client.begin(PROMPT, response, row)
+                    client.begin(Sequences.pack([(PROMPT, response)]), row)
             generated = time.perf_counter()
             client.ask(sequences, rows)
             waited = time.perf_counter() - generated

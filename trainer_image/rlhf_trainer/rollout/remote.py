@@ -78,8 +78,8 @@ def begin_scoring(client: RewardClient | None) -> Ended:
     return begin
 
 
-def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:
-    """Rank 0's client of a role that scores or infers, which sends a member so many messages `at_once`."""
+def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD, most_joined: int = 1) -> Scorer:
+    """Rank 0's client of a role that scores or infers; `at_once` and `most_joined` as for `Scorer`."""
     assert ctx.services is not None
     section = ctx.spec.model_server(role)
     return Scorer(
@@ -91,6 +91,7 @@ def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:
         timeout=section.timeout_seconds,
         patience=section.startup_timeout_seconds,
         at_once=at_once,
+        most_joined=most_joined,
         report=lambda activity: ctx.report(activity=activity),
         left=lambda count: ctx.report(unscored=count) if role is Role.REWARD else None,
     )
@@ -124,13 +125,13 @@ def _client(
     patience: float,
 ) -> RewardClient:
     """`functions`: their part of a message, and how many calls of one a member makes at once; it gets as many responses
-    as these can take."""
+    as these can take, in messages of as many as a call has."""
     assert ctx.services is not None
     roster = ctx.services.roster
     return RewardClient(
         array,
         functions=functions
-        and (functions[0], scorer(ctx, Role.REWARD, at_once=functions[1] * MOST_PER_CALL)),
+        and (functions[0], scorer(ctx, Role.REWARD, functions[1] * MOST_PER_CALL, MOST_PER_CALL)),
         model=model,
         max_failed_share=ctx.spec.reward.max_failed_share,
         patience=patience,

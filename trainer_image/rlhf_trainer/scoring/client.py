@@ -24,6 +24,7 @@ from ..process import faults, progress
 from ..tensors.batches import plan
 from ..tensors.records import Sequences
 from ..transport.http import HttpClient
+from .joined import JoiningClient
 from .messages import places
 from .questions import DTYPES, PAUSE_SECONDS, Question, QuestionClient, Reply
 
@@ -65,17 +66,20 @@ class Scorer:
         timeout: float,
         patience: float,
         at_once: int = AHEAD,
+        most_joined: int = 1,
         report: Callable[[str], None] = lambda _activity: None,
         left: Callable[[int], None] = lambda _count: None,
     ) -> None:
         """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a message, seconds; `patience`:
-        seconds to wait for a member that responds; `at_once`: messages of a member at once; `report` sets the activity
-        while no member responds; `left` is told of each change in the number of responses without a reply."""
+        seconds to wait for a member that responds; `at_once`: questions of a member at once; `most_joined`: how many of
+        them, of one response each, are sent as one message; `report` sets the activity while no member responds; `left`
+        is told of each change in the number of responses without a reply."""
         self._role, self._http, self._roster = role, http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
         self._at_once, self._report, self._left = at_once, report, left
         self._told_left = 0
-        self._client = QuestionClient(http, route)
+        client = QuestionClient(http, route)
+        self._client = client if most_joined == 1 else JoiningClient(client, most_joined)
         # All of this is the event loop's.
         self._open = dict[int, Question]()
         self._round: Dispatch[Question, None] | None = None

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from rlhf_api.field_types import Report
@@ -47,12 +48,43 @@ class PartReport(Report):
     scores: tuple[float | None, ...] = ()
     """Of each response, before the weight; the sum of its tokens' with token rewards. None where it failed."""
 
+    def of_one(self, place: int) -> "PartReport":
+        """The report of the response at `place` alone."""
+        score = self.scores[place]
+        failed = score is None
+        return PartReport(
+            total=score or 0.0, failed=int(failed), seconds=self.seconds / len(self.scores), scores=(score,)
+        )
+
 
 class ScoreReport(Report):
     """Failures of a message's N responses, place -> reason; and a report for each reward by name."""
 
     failures: dict[int, str]
     parts: dict[str, PartReport]
+
+    def of_each(self, count: int) -> "list[ScoreReport]":
+        """The report of each of the message's `count` responses alone."""
+        return [
+            ScoreReport(
+                failures={0: self.failures[place]} if place in self.failures else {},
+                parts={name: part.of_one(place) for name, part in self.parts.items()},
+            )
+            for place in range(count)
+        ]
+
+
+def parse_report(header: Mapping[str, Any], count: int) -> ScoreReport:
+    """Parses the header of a reply about `count` responses. Raises RuntimeError if it is invalid."""
+    try:
+        report = ScoreReport.model_validate(header, strict=False)  # JSON keys are strings
+    except ValidationError as error:
+        raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
+    if not all(0 <= place < count for place in report.failures):
+        raise RuntimeError(f"the reward's reply to {count} responses reports failures of other responses")
+    if wrong := [name for name, part in report.parts.items() if len(part.scores) != count]:
+        raise RuntimeError(f"the reward's reply to {count} responses has other numbers of scores of {wrong}")
+    return report
 
 
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from rlhf_api.numbers import LARGEST_SCORE
@@ -21,7 +20,7 @@ from ..dispatch.roster import Stopped
 from ..process import progress
 from ..tensors.records import Sequences
 from .client import ACTIVITY_LENGTH, Scorer
-from .messages import Part, ScoreReport, places
+from .messages import Part, parse_report, places
 from .questions import Question
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ class RewardClient:
 
     If they are too many, the job is paused and only they are retried, until enough of them have a score.
 
-    Functions, which wait more than they compute, score each response alone, from `begin` on; the model scores a batch
-    in micro-batches once all of it is there.
+    Functions, which wait more than they compute, score each response from `begin` on; the model scores a batch in
+    micro-batches once all of it is there.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class RewardClient:
         total = torch.zeros(len(places(self._array, batch, torch.arange(len(batch)))), dtype=torch.float64)
 
         def add(chunk: Sequence[int], header: Mapping[str, Any]) -> None:
-            report = _report(header, len(chunk))
+            report = parse_report(header, len(chunk))
             failures.update({waiting[chunk[place]]: reason for place, reason in report.failures.items()})
             for name, part in report.parts.items():
                 self._sums[f"reward_{name}_total"] += part.total
@@ -208,14 +207,3 @@ def _key(one: Sequences, row: Mapping[str, Any]) -> bytes:
 def _first(failures: Mapping[int, str]) -> str:
     """The most frequent reason."""
     return Counter(failures.values()).most_common(1)[0][0]
-
-
-def _report(header: Mapping[str, Any], count: int) -> ScoreReport:
-    """Parses the header of a reply about `count` responses. Raises RuntimeError if it is invalid."""
-    try:
-        report = ScoreReport.model_validate(header, strict=False)  # JSON keys are strings
-    except ValidationError as error:
-        raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
-    if not all(0 <= place < count for place in report.failures):
-        raise RuntimeError(f"the reward's reply to {count} responses reports failures of other responses")
-    return report

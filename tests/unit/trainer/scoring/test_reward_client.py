@@ -23,7 +23,9 @@ from rlhf_trainer.dispatch.roster import Roster, Stopped
 from rlhf_trainer.rollout.remote import _judged
 from rlhf_trainer.scoring import reward_client as module
 from rlhf_trainer.scoring.client import Scorer
+from rlhf_trainer.scoring.joined import JoiningClient
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
+from rlhf_trainer.scoring.questions import Question, QuestionClient
 from rlhf_trainer.scoring.reward_client import RewardClient, Unscored
 from rlhf_trainer.scoring.server import application
 from rlhf_trainer.tensors.records import Sequences
@@ -33,6 +35,7 @@ TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(8)])
 ROWS = [{"i": i} for i in range(8)]
 LENGTH, CALLS = 8000, 64
+PART = {"part": Part.FUNCTIONS}
 
 
 class Job:
@@ -83,6 +86,7 @@ class Job:
         patience: float = 600.0,
         array: str = "scores",
         parts: Collection[Part] = (Part.FUNCTIONS,),
+        most_joined: int = 1,
     ) -> RewardClient:
         def scorer() -> Scorer:
             return Scorer(
@@ -94,6 +98,7 @@ class Job:
                 timeout=120.0,
                 patience=120.0,
                 at_once=CALLS,
+                most_joined=most_joined,
             )
 
         return RewardClient(
@@ -132,6 +137,59 @@ def test_a_few_without_a_score_are_named_and_counted(job):
     }
     assert client.take_metrics() == expected | {"responses_dropped": 2, "responses_dropped_share": 0.25}
     assert client.take_metrics() == {}
+
+
+@pytest.mark.parametrize("name", ["scores", "token_scores"])
+def test_responses_that_end_together_are_one_message_and_get_what_each_would_get_alone(job, name):
+    job.failing, job.tokens, results = {2: "judge: no answer"}, name == "token_scores", []
+    sampled = torch.arange(int(SEQUENCES.after_lengths.sum())) != int(SEQUENCES.after_starts[2])
+    for most_joined in (1, 4):
+        client = job.client(array=name, most_joined=most_joined)
+        scores = client.ask(replace(SEQUENCES, sampled=sampled), ROWS)
+        results.append((scores.nan_to_num(-1).tolist(), client.failures, client.take_metrics()))
+        of_each = client.scores[Part.FUNCTIONS].nan_to_num(-1).tolist()
+        assert of_each == [0, 1, -1, 3, 4, 5, 6, 7]
+    assert results[0][:2] == results[1][:2]
+    seconds = "reward_functions_seconds"
+    assert (results[0][2].pop(seconds), results[1][2].pop(seconds)) == (8 * 0.5, 2 * 0.5)
+    assert results[0][2] == results[1][2]
+    assert sorted(job.asked[8:]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_message_that_fails_is_sent_again_as_one_for_each_response(job, monkeypatch):
+    monkeypatch.setattr("rlhf_trainer.scoring.questions.PAUSE_SECONDS", 0.01)
+
+    def crash(rows: list[int]) -> None:
+        if len(rows) > 1:
+            raise RuntimeError("too many")
+
+    job.first = crash
+    assert job.client(most_joined=8).ask(SEQUENCES, ROWS).tolist() == list(range(8))
+    assert job.asked[0] == list(range(8))
+    assert sorted(job.asked[1:]) == [[i] for i in range(8)]
+
+
+def test_a_response_that_is_given_up_leaves_the_others_of_its_message_their_reply(job):
+    """Another member may have its reply by then."""
+    gate, first = threading.Event(), Question(SEQUENCES.select(torch.tensor([0])), "scores", ROWS[:1], PART)
+    second = Question(SEQUENCES.select(torch.tensor([1])), "scores", ROWS[1:2], PART)
+    job.first = lambda _rows: gate.wait(120)
+    (member,) = job.control._membership.members
+
+    async def ask() -> None:
+        client = JoiningClient(QuestionClient(job._http, SCORE_ROUTE), 8)
+        asking = [asyncio.create_task(client.ask(member, each, lambda: None)) for each in (first, second)]
+        while not job.asked:
+            await asyncio.sleep(0.01)
+        asking[0].cancel()
+        await asyncio.wait(asking[:1])
+        gate.set()
+        await asking[1]
+        assert asking[0].cancelled()
+
+    job._http.run(ask())
+    assert not first.reply.done()
+    assert second.reply.result()[0].tolist() == [1]
 
 
 def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
