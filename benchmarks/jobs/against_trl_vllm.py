@@ -1,10 +1,11 @@
 """GRPO here and in TRL with vLLM, each alone on one GPU: the same model, prompts, lengths, updates; samples a second.
 
-    .venv/bin/python benchmarks/jobs/against_trl_vllm.py [--shape qwen2.5-1.5b] [--staleness 0 1]
+    .venv/bin/python benchmarks/jobs/against_trl_vllm.py [--shape qwen2.5-1.5b] [--staleness 0 1] [--turns 3]
 
 Needs `trl==1.16` and `datasets` beside vLLM. Both sides make one update of all responses of a step; theirs with weights
 and moments in bfloat16 and Liger's kernels and loss, ours with float32 master weights. Ours has a vLLM server that
-takes turns with the trainer on the GPU, or shares it; theirs has vLLM in its process (`colocate`).
+takes turns with the trainer on the GPU, or shares it; theirs has vLLM in its process (`colocate`). With `--turns` a
+sample is an episode of turns.py's: our environment, their `rollout_func`; `--longest` and `--mean` are of a turn.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 from iteration import figures, length, make_model, make_prompts, manifest
 from launch import rlhf_steps
+from turns import trl_rollout
 
 WARM = 2
 """First steps that are not timed."""
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024)
     parser.add_argument("--mean", type=int, default=400)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--reply", type=int, default=64, help="tokens between two turns")
     parser.add_argument("--staleness", type=int, nargs="*", default=[0], help="ours; none: TRL alone")
     parser.add_argument("--micro", type=int, default=16, help="sequences that TRL forwards at once")
     parser.add_argument(
@@ -53,7 +57,7 @@ def main() -> None:
         print(json.dumps(trl_steps(options.only_trl, options)))
         return
     options.algorithm = "grpo"
-    whole = f"spec.grpo.minibatchSize={options.responses}"
+    sets = [f"spec.grpo.minibatchSize={options.responses}", *episodes(options), *options.set]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # In a process of its own: this one holds no part of the GPU.
@@ -62,7 +66,7 @@ def main() -> None:
         for staleness in options.staleness:
             workdir, job = folder / f"run-{staleness}", manifest(folder, options, staleness)
             try:
-                rlhf_steps(job, workdir, [whole, *options.set], sys.stderr, options.steps)
+                rlhf_steps(job, workdir, sets, sys.stderr, options.steps)
             finally:
                 if options.keep and workdir.exists():
                     shutil.copytree(workdir, options.keep / job.stem, dirs_exist_ok=True)
@@ -95,6 +99,30 @@ def make(folder: Path, options: argparse.Namespace) -> None:
     make_prompts(folder / "prompts.jsonl", SHAPES[options.shape][5], options.prompt)
 
 
+def episodes(options: argparse.Namespace) -> list[str]:
+    """Our manifest's environment."""
+    if options.turns == 1:
+        return []
+    fields = {
+        "path": "benchmarks.jobs.turns:Talk",
+        "turns": options.turns,
+        "maxTokens": longest_completion(options),
+        "settings.turns": options.turns,
+        "settings.reply": options.reply,
+    }
+    return [f"spec.environment.{name}={value}" for name, value in fields.items()]
+
+
+def longest_completion(options: argparse.Namespace) -> int:
+    """Tokens after a prompt: all turns and the replies between them."""
+    return options.turns * options.longest + replies(options)
+
+
+def replies(options: argparse.Namespace) -> int:
+    """Tokens of an episode's replies."""
+    return (options.turns - 1) * options.reply
+
+
 def tell(who: str, seconds: float, tokens: float, options: argparse.Namespace, **more: Any) -> None:
     rates = {"samples/s": options.responses / seconds, "tokens/s": tokens / seconds, "seconds": seconds}
     rounded = {name: round(value, 4) for name, value in {**more, **rates}.items()}
@@ -117,7 +145,7 @@ def trl_steps(folder: Path, options: argparse.Namespace) -> tuple[list[float], l
     def reward(
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any
     ) -> list[float]:
-        tokens.append(sum(map(len, completion_ids)))
+        tokens.append(sum(map(len, completion_ids)) - len(completion_ids) * replies(options))
         return length(prompts, completions, [])
 
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
@@ -126,13 +154,13 @@ def trl_steps(folder: Path, options: argparse.Namespace) -> tuple[list[float], l
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": options.part,
-        "vllm_max_model_length": options.prompt + options.longest,
+        "vllm_max_model_length": options.prompt + longest_completion(options),
     }
     half = options.dtype == "bfloat16"
     config = GRPOConfig(
         output_dir=str(folder / "trl"), per_device_train_batch_size=options.micro,
         gradient_accumulation_steps=options.responses // options.micro, num_generations=options.group,
-        max_completion_length=options.longest, beta=0.0, learning_rate=1e-6, max_steps=options.steps,
+        max_completion_length=longest_completion(options), beta=0.0, learning_rate=1e-6, max_steps=options.steps,
         bf16=half, use_cpu=not half, gradient_checkpointing=False, use_liger_kernel=not options.no_liger,
         model_init_kwargs={"dtype": options.dtype}, save_strategy="no", logging_steps=1000, report_to=[],
         disable_tqdm=True, **(vllm if options.part else {}),
@@ -144,6 +172,9 @@ def trl_steps(folder: Path, options: argparse.Namespace) -> tuple[list[float], l
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         callbacks=[Clock()],
+        rollout_func=trl_rollout(options.turns, options.reply, options.longest)
+        if options.turns > 1
+        else None,
     )
     trainer.train()
     return [b - a for a, b in itertools.pairwise(ends)][WARM - 1 :], tokens[WARM:]
