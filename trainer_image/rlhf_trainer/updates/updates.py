@@ -84,8 +84,8 @@ class Updates:
         metrics = model.update(sequences, train_output_fn(node, spec, part), loss, rate, group)
         for name, value in metrics.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
-            if key in AGREEMENT and key in self._metrics:  # the policy has moved since it sampled
-                continue
+            if key in self._metrics and (key in AGREEMENT or (node.pairs and key == "kl_mean")):
+                continue  # of the policy before the step, which has moved since
             before, count = self._metrics.get(key, (value, 0))
             joined = max(before, value) if key.endswith(MAXIMUM) else before + value
             self._metrics[key] = (joined if count else value, count + 1)

@@ -3,9 +3,11 @@
 import pytest
 from tests.unit.api.manifests import assert_refused, job
 
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.trainer_memory import largest_row
 from rlhf_api.graph import POLICY, Infer
 from rlhf_api.roles import Role
+from rlhf_api.rules.own_algorithm import resolve
 
 ONLINE = (
     *("spec.algorithm=online_dpo", "spec.ppo={}", "spec.onlineDpo={minibatchSize: 16}"),
@@ -60,3 +62,14 @@ def test_a_pair_is_a_row_that_no_micro_batch_divides():
 @pytest.mark.parametrize("name", ["accuracy", "reward_margin", "kl_mean", "logprob_difference"])
 def test_health_rules_may_go_by_metrics_of_pairs(name):
     assert job(*ONLINE, f"spec.health.rules=[{{metric: {name}, above: 1, action: warn}}]")
+
+
+def test_an_algorithm_of_ones_own_on_pairs_is_refused_what_parts_them():
+    """Under the name of an import path it is known where the trainer resolves it."""
+    own = (
+        *("spec.algorithm=rlhf_api.algorithms.online_dpo:ALGORITHM", "spec.ppo={}", *ONLINE[3:]),
+        "spec.custom={reference: true, settings: {minibatchSize: 16}}",
+    )
+    assert resolve(job(*own).spec).graph.train[0].pairs == "preference"
+    with pytest.raises(InvalidJob, match=r"^spec.replay.maxReplayEpisode: draws single responses again"):
+        resolve(job(*own, "spec.replay.maxReplayEpisode=2").spec)
