@@ -115,6 +115,7 @@ ALGORITHMS = {
     "GRPOConfig": "grpo",
     "PPOConfig": "ppo",
     "DPOConfig": "dpo",
+    "OnlineDPOConfig": "online_dpo",
     "SFTConfig": "sft",
     "ModelConfig": "grpo",
     "verl": "ppo",

@@ -128,6 +128,11 @@ _ANSWERS = (
         "do_sample num_beams",
         "responses are always sampled; for greedy evaluation set spec.evaluation.temperature: 0",
     ),
+    (
+        "judge",
+        "rewards score each response by itself: write `def score(prompts, responses, rows)` and name it in "
+        "spec.reward.functions",
+    ),
     ("reward_fn_key", "a reward function gets the whole row, and chooses itself"),
     (
         "train_max_samples val_max_samples max_samples prompt_split eval_split num_examples",

@@ -38,16 +38,25 @@ class Context:
         """Responses to a prompt."""
         if not self.samples or (self.algorithm == "ppo" and self.system == "TRL"):
             return 1
+        if self.pairs:
+            return 2
         names = {"TRL": ("num_generations", 8), "verl": ("n", 1), "OpenRLHF": ("n_samples_per_prompt", 1)}
         if self.system == "prime-rl":
             return self.number("rollouts_per_example", self.number("group_size", 1))
         return self.number(*names[self.system])
 
     @property
+    def pairs(self) -> bool:
+        """True if a batch counts prompts, each with a pair of responses."""
+        return self.algorithm == "online_dpo" and self.system == "TRL"
+
+    @property
     def responses(self) -> float:
         """Responses, or rows, of a step of TRL, on one device, or of prime-rl."""
         if self.system == "prime-rl":
             return self.number("batch_size", 0)
+        if self.pairs:
+            return self.update
         device = self.number("per_device_train_batch_size", 8)
         accumulated = self.number("gradient_accumulation_steps", 1)
         if self.algorithm == "ppo":
@@ -61,7 +70,8 @@ class Context:
         """Responses, or rows, of an update of these."""
         if self.system == "prime-rl":
             return self.responses
-        return self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
+        rows = self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
+        return self.group * rows if self.pairs else rows
 
 
 def batch_sizes(context: Context) -> dict[str, dict[str, Any]]:
@@ -84,6 +94,8 @@ def batch_sizes(context: Context) -> dict[str, dict[str, Any]]:
         }
         if context.samples:
             sizes[f"spec.{to_camel(context.algorithm)}.minibatchSize"] = whole(context.update, "a minibatch")
+        if context.pairs:
+            sizes["spec.sampling.responsesPerPrompt"] = 2
     except (NotCarried, ArithmeticError, ValueError):
         return {}
     first, *others = given

@@ -13,6 +13,7 @@ _ALGORITHMS = {
     "AsyncGRPO": "grpo",
     "PPO": "ppo",
     "DPO": "dpo",
+    "OnlineDPO": "online_dpo",
     "KTO": "kto",
     "SFT": "sft",
     "Reward": "reward",
@@ -27,6 +28,7 @@ _OF_TRAINERS = {
     "ref_model": "ref_model",
     "reward_model": "reward_model_path",
     "reward_funcs": "reward_funcs",
+    "judge": "judge",
     "train_dataset": "train_dataset",
     "eval_dataset": "eval_dataset",
 }

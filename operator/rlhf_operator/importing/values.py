@@ -180,6 +180,11 @@ def _pair_of(place: int) -> Convert:
     return convert
 
 
+def _buffer(name: str, value: Any, _context: Context) -> Any:
+    """Of a penalty on responses without an end token, the last token that they may have."""
+    return 1 if name == plain("missing_eos_penalty") else value
+
+
 def _rounds(_name: str, value: Any, _context: Context) -> Any:
     return int(value) if isinstance(value, bool | int) else value
 
@@ -247,6 +252,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "clipRatio": _pair_of(0),
     "clipRatioHigh": _pair_of(1),
     "spec.rollout.importanceCap": _pair_of(1),
+    "overlongBuffer": _buffer,
     "dynamicSampling": _rounds,
     "referenceEma": _moving,
     "spec.rollout.maxStaleness": _rounds,

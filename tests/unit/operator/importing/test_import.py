@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic.alias_generators import to_camel
 from tests.repository.test_coming_from import ALGORITHMS, ANSWERED
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import load, parse
 from rlhf_operator import cli
 from rlhf_operator.importing.carry import carry
+from rlhf_operator.importing.read_python import read_python
 from rlhf_operator.importing.settings import Configuration, Setting
 
 TRL = """
@@ -250,6 +252,7 @@ def test_a_whole_configuration_becomes_a_valid_manifest_of_its_own_file(capsys):
         ("grpo", {"num_generations": 4, "steps_per_generation": 4}, 4, 8),
         ("grpo", {"num_generations": 4, "generation_batch_size": 32}, 8, 8),
         ("dpo", {}, 8, None),
+        ("online_dpo", {}, 8, 16),
     ],
 )
 def test_batches_of_trl_are_products(algorithm, more, prompts, minibatch):
@@ -257,7 +260,24 @@ def test_batches_of_trl_are_products(algorithm, more, prompts, minibatch):
     settings = tuple(Setting(name, value, "file") for name, value in given.items())
     spec = carry(Configuration("TRL", settings), algorithm).document["spec"]
     assert spec["data"]["promptsPerStep"] == prompts
-    assert spec.get(algorithm, {}).get("minibatchSize") == minibatch
+    assert spec.get(to_camel(algorithm), {}).get("minibatchSize") == minibatch
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "online_dpo"])
+def test_a_penalty_without_an_end_token_is_one_of_the_last_token(algorithm):
+    settings = (Setting("missing_eos_penalty", 1.5, "file"),)
+    spec = carry(Configuration("TRL", settings), algorithm).document["spec"]
+    assert spec[to_camel(algorithm)] == {"overlongBuffer": 1, "overlongPenalty": 1.5}
+
+
+def test_a_script_of_online_dpo_has_pairs_and_no_judge():
+    text = "OnlineDPOTrainer(model='m/m', judge=judge, args=OnlineDPOConfig(beta=0.2, loss_type='ipo'))"
+    configuration = read_python(text, "a.py")
+    assert configuration.algorithm == "online_dpo"
+    made = carry(configuration)
+    assert made.document["spec"]["onlineDpo"] == {"beta": 0.2, "loss": "ipo"}
+    (judge,) = [row for row in made.rows if row.setting.name == "judge"]
+    assert judge.text.startswith("not here: rewards score each response by itself")
 
 
 @pytest.mark.parametrize("value", [1, True, 0.5, "x", None, ["a"], {"a": 1}], ids=str)
