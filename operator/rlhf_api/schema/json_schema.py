@@ -1,7 +1,7 @@
 """Generates the JSON schema of a manifest's file, for editors, from the models.
 
-It takes what files may have beside the fields as they are: snake_case, variables, includes, and DeepSpeed's `auto` and
-batching keys.
+It takes what files may have beside the fields as they are: snake_case, variables, includes, nulls that remove what
+those have, and DeepSpeed's `auto` and batching keys.
 """
 
 import re
@@ -18,6 +18,7 @@ from .descriptions import Described
 Schema = dict[str, Any]
 _VARIABLE: Schema = {"type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:[^}]*)?\}"}
 """`${NAME}` and `${NAME:default}`, instead of any value that is not text."""
+_NULL: Schema = {"type": "null"}
 _AUTO: Schema = {"const": AUTO}
 _INCLUDE: Schema = {
     "description": "Files that this one changes; paths are relative to it.",
@@ -38,11 +39,11 @@ def manifest_schema() -> Schema:
     others = {key: _AUTO for key in OWNED if key not in KEYS}
     parts["DeepSpeedConfig"]["properties"] |= counts | others
     written = {
-        name: _as_written(part, [_VARIABLE, _AUTO] if hasattr(deepspeed, name) else [_VARIABLE])
+        name: _as_written(part, [_VARIABLE, _NULL, _AUTO] if hasattr(deepspeed, name) else [_VARIABLE, _NULL])
         for name, part in parts.items()
     }
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, **_as_written(made, [_VARIABLE]), "$defs": written}
+    return {"$schema": draft, **_as_written(made, [_VARIABLE, _NULL]), "$defs": written}
 
 
 def _as_written(node: Any, instead: list[Schema]) -> Any:
@@ -73,4 +74,6 @@ def _as_written(node: Any, instead: list[Schema]) -> Any:
     if "const" in made or "enum" in made or kind in ("integer", "number", "boolean") or "pattern" in made:
         annotations = {key: made.pop(key) for key in ("description", "default", "deprecated") if key in made}
         return {**annotations, "anyOf": [made, *instead]}
+    if kind in ("object", "array", "string"):
+        made["type"] = [kind, "null"]
     return made

@@ -57,10 +57,12 @@ def test_mistakes_are_marked_where_they_are(override: str, message: str):
     assert error.startswith(message)
 
 
-def test_variables_and_includes_are_none():
+def test_variables_includes_and_nulls_are_none():
     made = document("spec.env={OMP_NUM_THREADS: '2'}", "spec.optimizer.betas=['${A}', 0.9]")
     made |= {"include": ["base.yaml"]}
     made["spec"] |= {"steps": "${STEPS:4}", "suspend": "${LATER}", "algorithm": "${ALGORITHM}"}
+    made["spec"] |= {"grpo": None, "seed": None}  # of what is included
+    made["spec"]["data"] = {"train": None, "systemPrompt": None}
     del made["spec"]["model"], made["kind"]
     assert errors(made) == []
 
