@@ -141,6 +141,7 @@ def trl_steps(folder: Path, options: argparse.Namespace) -> tuple[list[float], l
     class Clock(TrainerCallback):
         def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
             ends.append(time.perf_counter())
+            print(f"TRL: step {len(ends)} ended at {ends[-1]:.1f}", file=sys.stderr, flush=True)
 
     def reward(
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any

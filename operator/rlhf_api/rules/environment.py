@@ -33,8 +33,8 @@ def problems(spec: Spec) -> Iterator[Problem]:
     if environment.seconds < environment.turn_seconds:
         message = f"one call may take {environment.turn_seconds} s (turnSeconds); use at least that"
         yield Problem(f"{_WHERE}.seconds", f"{message}; got {environment.seconds}")
-    if environment.workers > environment.parallel:
-        message = f"only {environment.parallel} episodes are played at once (parallel); use at most that"
+    if environment.workers > environment.most_episodes:
+        message = f"only {environment.most_episodes} episodes are played at once (parallel); use at most that"
         yield Problem(f"{_WHERE}.workers", f"{message}; got {environment.workers}")
     if environment.path == READY_MADE["openenv"] and not environment.network:
         message = "an OpenEnv server is reached over the network; use true; got false"

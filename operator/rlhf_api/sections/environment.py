@@ -56,8 +56,8 @@ class Environment(RoleSpec):
     """Timeout of one call."""
     seconds: Positive = 600
     """Timeout of all calls of an episode."""
-    parallel: int = Field(64, ge=1, le=4096)
-    """Most episodes at once."""
+    parallel: int | None = Field(None, ge=1, le=4096)
+    """Most episodes at once; null: 256 of a class, 64 of what asks the policy itself, as programs do."""
     retries: int = Field(2, ge=0, le=100)
     """Times that an episode is played again whose call ended its process or took too long."""
     workers: int = Field(2, ge=1, le=256)
@@ -74,6 +74,11 @@ class Environment(RoleSpec):
     def asks_policy(self) -> bool:
         """True where what replies asks the policy for its turns, over the OpenAI API, and ends by itself."""
         return self.program is not None or self.path == READY_MADE["verifiers"]
+
+    @property
+    def most_episodes(self) -> int:
+        """Most episodes at once: generation is fastest where those of a step are, and each program has a process."""
+        return self.parallel or (64 if self.asks_policy else 256)
 
     @property
     def field(self) -> str:

@@ -227,7 +227,7 @@ async def start_environments(
     process ends over it, or none answers."""
     section = spec.environment
     assert section is not None, "the job has one"
-    mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.parallel // share)}
+    mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.most_episodes // share)}
     section = section.model_copy(update=mine)
     pool = WorkerPool(section) if by_role is None else RoleWorkers(section, *by_role)
     await pool.start()

@@ -89,7 +89,7 @@ class LiveEpisodes:
 
     def _has_place(self) -> bool:
         """Where all are taken, the first episode that nobody holds makes way."""
-        if len(self._episodes) + self._reserved < self._section.parallel:
+        if len(self._episodes) + self._reserved < self._section.most_episodes:
             return True
         held = self._holders
         idle = next((key for key in self._episodes if key not in held and key[0] not in held), None)

@@ -59,7 +59,7 @@ class TurnRounds:
         """Works whose episodes may all live at once; of one prompt that has more, some make way in each round."""
         group, count = list[PartialRollout](), 0
         for work in works:
-            if group and count + len(work.responses) > self._section.parallel:
+            if group and count + len(work.responses) > self._section.most_episodes:
                 yield group
                 group, count = [], 0
             group.append(work)
