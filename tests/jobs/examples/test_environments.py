@@ -15,20 +15,34 @@ from rlhf_trainer.process import private_processes
 
 NONE = asyncio.run(private_processes.why_impossible())
 EXAMPLE = ROOT / "examples" / "environments"
+RATE = "spec.optimizer.learningRate={}"
 
 
 @pytest.mark.parametrize(
-    ("name", "imitated", "steps", "gain"),
+    ("name", "imitated", "gain", "overrides"),
     [
-        ("guess", 400, 16, 0.05),
-        ("calculator", 300, 10, 0.2),
-        pytest.param("code", 200, 12, 0.2, marks=pytest.mark.skipif(bool(NONE), reason=NONE)),
+        # The trainer samples itself, for a third of what vLLM takes to answer so many short requests.
+        ("guess", 400, 0.05, ("spec.steps=16", "spec.generator.sharedWithTrainer=true")),
+        # Half of the responses a step, and twice the learning rate.
+        (
+            *("calculator", 300, 0.2),
+            ("spec.steps=8", "spec.data.promptsPerStep=16", "spec.grpo.minibatchSize=64", RATE.format(6e-4)),
+        ),
+        pytest.param(
+            *("code", 200, 0.2, ("spec.steps=12",)), marks=pytest.mark.skipif(bool(NONE), reason=NONE)
+        ),
     ],
 )
 def test_it_learns_to_play(
-    name: str, imitated: int, steps: int, gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    imitated: int,
+    gain: float,
+    overrides: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a third to a half of the example's steps, which show as much."""
+    """In a quarter to a half of the example's steps. Four seeds of the guessing game gained 0.13 to 0.21, four of the
+    calculator 0.26 to 0.28."""
     monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     succeed(EXAMPLE / f"{name}_sft.yaml", tmp_path / "sft", f"spec.checkpoint.everySteps={imitated}")
     file, policy = str(EXAMPLE / f"{name}.yaml"), f"spec.model.policy={tmp_path / 'sft' / 'policy'}"
@@ -36,7 +50,7 @@ def test_it_learns_to_play(
     tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     assert "episode 4 of 4: row 3" in tried.stdout
     assert "  turn 1 " in tried.stdout
-    done = succeed(Path(file), tmp_path / "run", policy, f"spec.steps={steps}")
+    done = succeed(Path(file), tmp_path / "run", policy, *overrides)
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[-1] > shares[0] + gain
     assert max(step["turns_mean"] for step in done.steps) > 1
@@ -44,14 +58,14 @@ def test_it_learns_to_play(
 
 
 def test_a_real_chat_model_learns_to_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 8 of the 14 steps, in which three seeds gained 0.11 to 0.22. Training learns from the sampled tokens,
-    and from no reply."""
+    """In 5 of the 14 steps at twice the learning rate, in which three seeds gained 0.14 to 0.28. Training learns from
+    the sampled tokens, and from no reply."""
     monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     try:
         policy = f"spec.model.policy={smollm2()}"
     except Unavailable as error:
         pytest.skip(str(error))
-    done = succeed(EXAMPLE / "ranges.yaml", tmp_path / "run", policy, "spec.steps=8")
+    done = succeed(EXAMPLE / "ranges.yaml", tmp_path / "run", policy, "spec.steps=5", RATE.format(4e-4))
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[-1] > shares[0] + 0.05
     assert max(step["turns_mean"] for step in done.steps) > 1

@@ -1,12 +1,14 @@
 """A job whose responses are episodes of several turns, with a real vLLM: it learns, whoever dies meanwhile."""
 
 import json
+import re
 from pathlib import Path
 
 from tests.support.rlhf import Finished, lines, succeed
 from tests.support.tiny.models import tiny_model
 
 STEPS, STALENESS, TURNS = 8, 2, 3
+STOPS = "ABCDEFGH"
 ENVIRONMENT = """
 # The reward of a turn is the share of its characters with an even code: what any model learns in a few steps. The
 # first time that the rows n3 and n6 come, the process of their second turn dies and stops.
@@ -130,12 +132,13 @@ def test_episodes_that_the_trainer_samples_are_the_same_after_its_death(tmp_path
 
 
 def test_episodes_are_trained_on_as_they_come_though_a_generator_dies(tmp_path: Path) -> None:
-    """With minibatches of a quarter of a step, the others of which are still played."""
+    """With minibatches of a quarter of a step, the others of which are still played. Turns end at stop strings."""
     finished = play(
         tmp_path,
         "spec.rollout={}",
         "spec.replay={streamDataLoaderType: dynamic}",
         "spec.grpo.minibatchSize=16",
+        f"spec.sampling.stop=[{', '.join(STOPS)}]",
         "spec.steps=4",
         "spec.generator.replicas=2",
         RLHF_FAULTS="tests.support.faults:disturb_episodes",
@@ -146,6 +149,12 @@ def test_episodes_are_trained_on_as_they_come_though_a_generator_dies(tmp_path: 
     assert sum(line["episodes_failed"] for line in finished.steps) == 0
     assert max(line["logprob_difference"] for line in finished.steps) < 1e-4
     assert finished.status["ledger"]["lost"] == finished.status["ledger"]["dropped"] == 0
+    samples = lines(finished.workdir / "samples.jsonl")
+    after = [text for row in samples for text in re.findall(f"[{STOPS}](..)", row["response"])]
+    assert {*after} == {" n"}, "the environment's reply follows"
+    assert not any({*STOPS} & {*turn["text"]} for row in samples for turn in row["turns"]), (
+        "which has not read it"
+    )
 
 
 def test_a_role_plays_the_same_episodes_as_processes_beside_the_trainer_whoever_dies(tmp_path: Path) -> None:
