@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from ..algorithms import ALGORITHMS
 from ..algorithms.policy_gradient import SampledResponses
 from ..field_types import former_names
+from ..roles import Role
 from ..sections.data import Data
 from ..sections.environment import Environment
 from ..sections.model import Model
@@ -67,6 +68,15 @@ _GENERATES = [
     name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings or Spec, SampledResponses)
 ]
 """Algorithms that sample responses; for a user's own, only the operator can tell."""
+_SCORED = [
+    name
+    for name in _GENERATES
+    if Role.REWARD
+    in Spec(
+        algorithm=name, steps=1, model=Model(policy="p", reference="p"), data=Data(train=("x",))
+    ).graph.roles
+]
+"""Those of them that cannot do without scores: distillation can."""
 
 
 def _generating(condition: str) -> str:
@@ -108,10 +118,9 @@ _SPEC = (
         "give its path as spec.model.policy",
     ),
     Rule(
-        _generating(
-            f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
-            f"({_has('reward.functions')} && size(self.reward.functions) > 0) || {_PLAYS}"
-        ),
+        f"!(self.algorithm in {_SCORED}) || ("
+        f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
+        f"({_has('reward.functions')} && size(self.reward.functions) > 0) || {_PLAYS})",
         "spec.reward: nothing scores the answers; set spec.model.reward (a reward model), spec.reward.functions or "
         "spec.environment",
     ),

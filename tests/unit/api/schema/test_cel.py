@@ -1,12 +1,16 @@
 """The CEL rules: each accepts and refuses what it should, and none refuses what the full checks accept."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
+from pydantic.alias_generators import to_camel
 from tests.unit.api.manifests import document, job, unchecked
-from tests.unit.api.schema.cel_cases import ALLOWED, CASES, CHANGES, RUNNING, failed
+from tests.unit.api.schema.cel_cases import ALLOWED, CASES, CHANGES, RUNNING, UPDATING, failed
 from tests.unit.api.schema.rules import refusals
 from tests.unit.api.schema.shapes import manifests
 
+from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.contract.status import CORRECTABLE
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse
@@ -22,6 +26,27 @@ def test_a_rule_accepts_and_refuses(good: str, bad: str, words: str) -> None:
     assert any(words in message for message in refusals(document(bad)["spec"]))
     with pytest.raises(InvalidJob):
         parse(document(bad))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_rule_asks_an_algorithm_for_what_it_can_do_without(name: str) -> None:
+    """A reference, a reward, several responses to a prompt: as few as the full checks accept."""
+    section = f", {to_camel(name)}: {{minibatchSize: 8}}" if name in UPDATING else ""
+    accepted = 0
+    for models, responses in product(
+        ("", ", reward: r", ", reference: t", ", reward: r, reference: t"), (1, 2)
+    ):
+        written = document(
+            f"spec={{algorithm: {name}, steps: 1, model: {{policy: p{models}}}, "
+            f"data: {{train: [x], promptsPerStep: 8}}, sampling: {{responsesPerPrompt: {responses}}}{section}}}"
+        )
+        try:
+            parse(written)
+        except InvalidJob:
+            continue
+        accepted += 1
+        assert refusals(written["spec"]) == []
+    assert accepted
 
 
 def test_every_rule_has_a_case() -> None:
