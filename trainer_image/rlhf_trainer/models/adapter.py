@@ -1,8 +1,9 @@
 """Low-rank adapter of a Hugging Face model, through PEFT: added in place, switched off, merged, saved."""
 
+import copy
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,13 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_api.sections.lora import Lora
 
 from ..maths.low_rank import MAGNITUDE, A, B, LowRank
+from .adapter_targets import HEADS, choose_targets, find_misread_targets, report_experts, report_misread
 from .frozen import BASE, frozen_digest
 
 log = logging.getLogger(__name__)
 
 NAME = "default"
 """PEFT's name of the one adapter of a model."""
-HEADS = ("score", "classifier")
-"""Attributes that hold the head of a reward model or critic."""
 
 
 class Adapter:
@@ -43,7 +43,8 @@ class Adapter:
         Raises ValueError where a target is neither a linear layer of the model nor a weight of its experts, or cannot
         be decomposed.
         """
-        targets, experts = _targets(model, settings.target_modules)
+        targets, experts = choose_targets(model, settings.target_modules)
+        self._misread = find_misread_targets(model, targets)
         alpha = settings.rank if settings.alpha is None else settings.alpha
         head = next((name for name in HEADS if isinstance(getattr(model, name, None), nn.Linear)), None)
         self.config = LoraConfig(
@@ -62,10 +63,13 @@ class Adapter:
                 "one of the two"
             )
         if not experts:
-            _report_experts(model)
+            report_experts(model)
+        if settings.weight_decomposed:
+            report_misread(model, self._misread)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(self.config, model)
+            # PEFT rewrites the targets of a model by its type; a list has none.
+            inject_adapter_in_model(self.config, nn.ModuleList([model]) if self._misread else model)
         if head:
             getattr(model, head).requires_grad_(True)
             self.config.modules_to_save = [head]
@@ -140,9 +144,18 @@ class Adapter:
         return tuple(_plain(name) for name, layer in self._layers.items() if _is_transposed(layer))
 
     def save_config(self, directory: Path) -> None:
-        """Writes the settings as `PeftModel.from_pretrained` reads them; `saved_name` has the names of the weights."""
-        self.config.inference_mode = True
-        self.config.save_pretrained(str(directory))
+        """Writes the settings as `PeftModel.from_pretrained` reads them; `saved_name` has the names of the weights.
+
+        Layers whose names it misreads are written as parameters: it takes these as they are, and their tensors have the
+        same names and shapes.
+        """
+        saved = copy.copy(self.config)
+        saved.inference_mode = True
+        if self._misread:
+            saved.target_modules = sorted(set(saved.target_modules or ()) - self._misread)
+            weights = {f"{target}.weight" for target in self._misread}
+            saved.target_parameters = sorted({*(saved.target_parameters or ()), *weights})
+        saved.save_pretrained(str(directory))
 
     def _scale(self, factor: float) -> None:
         for layer in self._layers.values():
@@ -185,54 +198,6 @@ def _adapted(name: str, layer: LoraLayer) -> str:
 def _is_transposed(layer: Any) -> bool:
     """True for a weight [in, out]: GPT-2's layers, and the experts of gpt-oss."""
     return bool(layer.fan_in_fan_out or getattr(layer.get_base_layer(), "is_transposed", False))
-
-
-def _targets(model: PreTrainedModel, requested: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Suffixes of the names of linear layers, except the head, and of experts' weights, none unless requested."""
-    heads = {id(model.get_output_embeddings()), *(id(getattr(model, name, None)) for name in HEADS)}
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and id(module) not in heads
-    ]
-    ends, experts = sorted({name.rpartition(".")[2] for name in linear}), _experts(model)
-    if requested is None:
-        return ends, []
-    chosen = [[target for target in sorted(set(requested)) if _ends(n, target)] for n in (linear, experts)]
-    for target in requested:
-        if target not in chosen[0] + chosen[1]:
-            known = ", ".join(ends) or "none"
-            fused = f"; of its experts {', '.join(_expert_ends(experts))}" if experts else ""
-            raise ValueError(
-                f"no linear layer of the model is named {target!r}; it has {known}, beside its head{fused}"
-            )
-    return chosen[0], chosen[1]
-
-
-def _ends(names: Iterable[str], target: str) -> bool:
-    return any(f".{name}".endswith(f".{target}") for name in names)
-
-
-def _experts(model: PreTrainedModel) -> dict[str, int]:
-    """Weights of a mixture's experts, which Transformers fuses into tensors [experts, out, in], and their sizes."""
-    return {n: p.numel() for n, p in model.named_parameters() if p.ndim == 3 and ".experts." in n}
-
-
-def _expert_ends(experts: Iterable[str]) -> list[str]:
-    """Names for `targetModules`, such as `experts.down_proj`."""
-    return sorted({".".join(name.split(".")[-2:]) for name in experts})
-
-
-def _report_experts(model: PreTrainedModel) -> None:
-    """Logs a warning if experts stay without an adapter."""
-    if experts := _experts(model):
-        log.warning(
-            "the experts of %s, %.0f%% of its parameters, have no adapter and stay as they are; targetModules may name "
-            "them: %s",
-            type(model).__name__,
-            100 * sum(experts.values()) / sum(p.numel() for p in model.parameters()),
-            ", ".join(_expert_ends(experts)),
-        )
 
 
 def _task(model: PreTrainedModel, head: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Activations, adapters and frozen parts of mixtures of experts: the formulae against what the trainer's own layers
+"""Activations and frozen parts of mixtures of experts: the formulae against what the trainer's own layers
 hold on a CPU."""
 
 import weakref
@@ -14,12 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.parameters import count_parameters, shape_of
-from rlhf_api.estimate.shapes import adapter_parameters, frozen_parameters
+from rlhf_api.estimate.shapes import frozen_parameters
 from rlhf_api.estimate.sizes import Size, Sizes
 from rlhf_api.estimate.trainer_memory import trained
-from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.model import Model
-from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.balance import ExpertBalance
 from rlhf_trainer.models.forward.efficiency import recompute
 from rlhf_trainer.models.forward.routers import Routers
@@ -118,24 +116,6 @@ def test_balance_replay_and_frozen_experts_change_it_by_what_they_hold(own) -> N
         changes.append((peak_bytes(model, run), predicted))
     measured, predicted = (after - before for before, after in zip(*changes, strict=True))
     assert predicted == pytest.approx(measured, rel=0.1)
-
-
-EXPERTS = ("q_proj", "experts.gate_up_proj", "experts.down_proj")
-
-
-@pytest.mark.parametrize(
-    ("family", "targets"),
-    [
-        *((family, None) for family in ("qwen2_moe", "mixtral", "olmoe")),
-        *((family, EXPERTS) for family in FAMILIES),
-        ("qwen3_moe", ("layers.1.mlp.experts.down_proj",)),
-    ],
-)
-def test_an_adapter_of_a_mixture_has_the_parameters_that_peft_makes(family, targets) -> None:
-    model, settings = made(family), Lora(rank=3, targetModules=targets)
-    Adapter(model, settings, 0, "")
-    learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert adapter_parameters(settings, shape_of(model.config.to_dict())) == learned > 0
 
 
 def test_the_weights_that_adapted_experts_make_are_held_in_each_layer() -> None:
