@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..sections.lora import Lora
+from ..sections.lora import Lora, is_named
 
 FUSED = ("experts.down_proj", "experts.gate_up_proj")
 """Ends of the names of the weights of a layer's experts, which Transformers fuses into two tensors."""
@@ -102,23 +102,23 @@ def hidden_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
 
 def names_experts(settings: Lora) -> bool:
     """True if the adapter has matrices of the experts of a mixture."""
-    return any(f".mlp.{part}".endswith(_ends(settings)) for part in FUSED)
-
-
-def _ends(settings: Lora) -> tuple[str, ...]:
-    return tuple(f".{target}" for target in settings.target_modules or ())
+    return any(".experts." in f".{target}" for target in settings.target_modules or ())
 
 
 def _adapted(settings: Lora, shape: Shape) -> list[list[tuple[int, int]]]:
     """Inputs and outputs of the matrices that have an adapter, by a decoder's layers: of linear layers, and of each
     expert where they are named."""
-    ends, layers = _ends(settings), []
+    targets, layers = settings.target_modules, []
+
+    def is_target(name: str) -> bool:
+        return any(is_named(name, target) for target in targets or ())
+
     for layer in range(shape.layers):
-        linear, at = _linear(shape, layer), f".model.layers.{layer}"
-        widths = [linear[part] for part in linear if not ends or f"{at}.{part}".endswith(ends)]
-        if ends and (mixture := shape.mixture_at(layer)):
+        linear, at = _linear(shape, layer), f"model.layers.{layer}"
+        widths = [linear[part] for part in linear if targets is None or is_target(f"{at}.{part}")]
+        if mixture := shape.mixture_at(layer):
             experts = zip(FUSED, _expert_widths(shape, mixture), strict=True)
-            named = [width for part, width in experts if f"{at}.mlp.{part}".endswith(ends)]
+            named = [width for part, width in experts if is_target(f"{at}.mlp.{part}")]
             widths += mixture.experts * named
         layers.append(widths)
     return layers

@@ -18,7 +18,19 @@ class Lora(Frozen):
     """Trains the length of each output's weights, too, apart from their direction (DoRA)."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
     """Suffixes of the layers' names, such as `q_proj`, `layers.0.mlp.up_proj` or `experts.down_proj`; all linear layers
-    unless given, but never the head or the experts of a mixture."""
+    unless given, but never the head or the experts of a mixture, which only names with `experts.` mean."""
+
+
+def shortest_target(name: str) -> str:
+    """The shortest target that names a layer or a weight of experts: `up_proj`, `experts.down_proj`. `down_proj` alone
+    is of dense layers, since of experts it would be one of two fused weights."""
+    *places, last = name.split(".")
+    return f"experts.{last}" if places[-1:] == ["experts"] else last
+
+
+def is_named(name: str, target: str) -> bool:
+    """True if a target names the layer, or the weight of experts, of this name."""
+    return f".{name}".endswith(f".{target}") and f".{target}".endswith(f".{shortest_target(name)}")
 
 
 class Adapters(Frozen):

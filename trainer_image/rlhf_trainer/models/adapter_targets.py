@@ -9,6 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rlhf_api.sections.lora import is_named, shortest_target
+
 log = logging.getLogger(__name__)
 
 HEADS = ("score", "classifier")
@@ -26,10 +28,13 @@ def choose_targets(model: PreTrainedModel, requested: Sequence[str] | None) -> t
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and id(module) not in heads
     ]
-    ends, experts = sorted({name.rpartition(".")[2] for name in linear}), _experts(model)
+    ends, experts = sorted({shortest_target(name) for name in linear}), _experts(model)
     if requested is None:
         return ends, []
-    chosen = [[target for target in sorted(set(requested)) if _ends(n, target)] for n in (linear, experts)]
+    chosen = [
+        [target for target in sorted(set(requested)) if any(is_named(name, target) for name in names)]
+        for names in (linear, experts)
+    ]
     for target in requested:
         if target not in chosen[0] + chosen[1]:
             known = ", ".join(ends) or "none"
@@ -55,10 +60,6 @@ def _is_misread(model: PreTrainedModel, target: str) -> bool:
     return target not in (config.target_modules or ())
 
 
-def _ends(names: Iterable[str], target: str) -> bool:
-    return any(f".{name}".endswith(f".{target}") for name in names)
-
-
 def _experts(model: PreTrainedModel) -> dict[str, int]:
     """Weights of a mixture's experts, which Transformers fuses into tensors [experts, out, in], and their sizes."""
     return {n: p.numel() for n, p in model.named_parameters() if p.ndim == 3 and ".experts." in n}
@@ -66,7 +67,7 @@ def _experts(model: PreTrainedModel) -> dict[str, int]:
 
 def _expert_ends(experts: Iterable[str]) -> list[str]:
     """Names for `targetModules`, such as `experts.down_proj`."""
-    return sorted({".".join(name.split(".")[-2:]) for name in experts})
+    return sorted({shortest_target(name) for name in experts})
 
 
 def report_misread(model: PreTrainedModel, misread: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
 from rlhf_api.rules.engines.vllm_options import engine_problems
 from rlhf_api.rules.vision import policy_problems
+from rlhf_api.sections.lora import is_named, shortest_target
 from rlhf_api.sections.model import is_of_part
 from rlhf_api.spec import Spec
 
@@ -56,8 +57,8 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
         _, name = named
         known = matrices(Path(name))
         for i, target in enumerate(lora.target_modules or ()):
-            if known and not any(f".{layer}".endswith(f".{target}") for layer in known):
-                ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
+            if known and not any(is_named(layer, target) for layer in known):
+                ends = ", ".join(sorted({shortest_target(layer) for layer in known}))
                 message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
                 yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
 

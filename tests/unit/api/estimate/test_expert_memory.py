@@ -162,5 +162,6 @@ def test_the_plan_counts_what_a_job_does_with_its_experts() -> None:
     assert activations("spec.experts.balanceCoefficient=0.1") > plain
     assert activations("spec.experts.replay=rollout") > plain
     assert activations("spec.model.freeze=[experts]") < plain
-    adapted = "spec.model.lora.policy.targetModules=[experts.down_proj]"
-    assert activations("spec.model.lora={policy: {rank: 4}}") < activations(adapted)
+    attention = activations("spec.model.lora={policy: {rank: 4}}")
+    for target in ("experts.down_proj", "layers.1.mlp.experts.down_proj"):
+        assert activations(f"spec.model.lora.policy.targetModules=[{target}]") > attention

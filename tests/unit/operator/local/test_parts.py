@@ -34,6 +34,7 @@ from rlhf_operator.local.display.progress import Lines
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.preflight.files import check_files, of_a_cluster
+from rlhf_operator.local.preflight.models import layer_problems
 from rlhf_operator.local.processes.process import Supervised
 from rlhf_operator.local.records import workdir
 from rlhf_operator.local.resources.ports import assign, place, reserve
@@ -537,6 +538,9 @@ def test_layers_of_experts_are_named_as_transformers_fuses_them(tmp_path: Path) 
         "layers.0.mlp.experts.down_proj",
         "layers.0.mlp.experts.gate_up_proj",
     ]
+    targets = "spec.model.lora={policy: {targetModules: [down_proj, experts.down_proj]}}"
+    (problem,) = layer_problems(job(f"spec.model.policy={tmp_path}", targets).spec)
+    assert "it has experts.down_proj, experts.gate_up_proj, q_proj; got 'down_proj'" in str(problem)
 
 
 def test_fields_that_act_on_a_cluster_alone_are_said() -> None:

@@ -49,9 +49,10 @@ def test_experts_without_an_adapter_are_named_in_a_warning(config, caplog):
 
 
 def test_a_layer_of_a_single_expert_is_refused_with_the_names_that_there_are():
-    says = r"is named 'up_proj'; .*; of its experts experts.down_proj, experts.gate_up_proj"
-    with pytest.raises(ValueError, match=says):
-        Adapter(AutoModelForCausalLM.from_config(MIXTURES[0]), Lora(targetModules=("up_proj",)), 0, "")
+    for name in ("up_proj", "down_proj"):
+        says = f"is named '{name}'; .*; of its experts experts.down_proj, experts.gate_up_proj"
+        with pytest.raises(ValueError, match=says):
+            Adapter(AutoModelForCausalLM.from_config(MIXTURES[0]), Lora(targetModules=(name,)), 0, "")
 
 
 @pytest.mark.parametrize("config", [*MIXTURES, GPT_OSS], ids=lambda config: config.model_type)

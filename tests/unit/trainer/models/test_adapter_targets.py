@@ -68,6 +68,11 @@ NAMED = [
     ("glm4_moe", BOTH, {f"1.mlp.{part}" for part in BOTH}),
     ("glm4_moe", ("gate_proj",), {"0.mlp.gate_proj", "1.mlp.shared_experts.gate_proj"}),
     ("glm4_moe", ("up_proj", BOTH[0]), {"0.mlp.up_proj", "1.mlp.shared_experts.up_proj", f"1.mlp.{BOTH[0]}"}),
+    (
+        "glm4_moe",
+        ("gate_proj", "up_proj", "down_proj", BOTH[0]),
+        gated("0.mlp") | gated("1.mlp.shared_experts") | {f"1.mlp.{BOTH[0]}"},
+    ),
     ("deepseek_v3", ("layers.0.mlp.up_proj",), {"0.mlp.up_proj"}),
 ]
 

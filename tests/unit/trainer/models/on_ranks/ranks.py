@@ -114,7 +114,9 @@ LORA = Lora(rank=4, alpha=6.0)
 FROZEN = ("embed_tokens", "layers.0", "layers.*.mlp.up_proj")
 """Parts of the models of the cases of this name."""
 DORA = LORA.model_copy(update={"weight_decomposed": True})
-LORA_OF_EXPERTS = LORA.model_copy(update={"target_modules": ("q_proj", "experts.down_proj", "gate_up_proj")})
+LORA_OF_EXPERTS = LORA.model_copy(
+    update={"target_modules": ("q_proj", "experts.down_proj", "experts.gate_up_proj")}
+)
 
 
 def cases(world: int) -> list[str]:
