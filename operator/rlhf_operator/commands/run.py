@@ -27,6 +27,7 @@ from ..local.display.predicted import before_line
 from ..local.display.progress import display
 from ..local.host import Host
 from ..local.metrics_server import check_port
+from ..local.preflight.bytecode import uncompiled
 from ..local.preflight.files import check_files, named_files, of_a_cluster, plain_secrets
 from ..local.preflight.hub import check_hub
 from ..local.preflight.models import critic_from_policy
@@ -171,7 +172,13 @@ def run(options: argparse.Namespace, make: Command) -> int:
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
-        for line in (critic_from_policy(job.spec), *list_idle_fields(job.spec), *plain_secrets(job.spec)):
+        idle, secrets = list_idle_fields(job.spec), plain_secrets(job.spec)
+        for line in (
+            critic_from_policy(job.spec),
+            *idle,
+            *secrets,
+            uncompiled({**os.environ, **job.spec.env}),
+        ):
             if line is not None:
                 shown.event(line)
         try:
