@@ -41,8 +41,8 @@ def test_it_learns_to_play(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a quarter to a half of the example's steps. Four seeds of the guessing game gained 0.13 to 0.21, four of the
-    calculator 0.26 to 0.28."""
+    """In a quarter to a half of the example's steps. Eight seeds of the guessing game gained 0.08 to 0.21, four of the
+    calculator 0.26 to 0.28, four of the programs 0.37 to 0.48."""
     monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     succeed(EXAMPLE / f"{name}_sft.yaml", tmp_path / "sft", f"spec.checkpoint.everySteps={imitated}")
     file, policy = str(EXAMPLE / f"{name}.yaml"), f"spec.model.policy={tmp_path / 'sft' / 'policy'}"
