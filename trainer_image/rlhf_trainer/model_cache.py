@@ -26,12 +26,11 @@ from huggingface_hub.errors import (
 from rlhf_api.contract.run import ProcessEnv, RunConfig, shares_pod
 from rlhf_api.contract.teachers import view_of, views_of
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
-from rlhf_api.field_types import ModelField
 from rlhf_api.host.model_directory import pickled, takes_pickles
 from rlhf_api.roles import Role
 
 from .process.role import run_role
-from .process.settings import model_source
+from .process.settings import ModelSource, model_source, reward_sources
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +62,18 @@ class PickledWeights(ValueError):
 def models_to_load(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
     """Hub names that a role loads: name -> (field of the manifest, whether its weights are loaded too)."""
     row, spec = role.row, config.spec
-    fields: list[ModelField] = []
+    loaded: list[ModelSource] = []
     if row.work == "train":
-        fields += [model.field for model in spec.graph.trained]
+        loaded += [model_source(config, model.field) for model in spec.graph.trained]
     elif row.work == "generate":
-        fields.append("policy")
-    elif row.model and (row.or_policy or getattr(spec.model, row.model) is not None):
-        fields.append(row.model)
-    loaded = [(model_source(config, field), True) for field in fields]
+        loaded.append(model_source(config, "policy"))
+    elif row.work == "score":
+        loaded += reward_sources(spec)
+    elif row.model:
+        loaded.append(model_source(config, row.model))
     models: dict[str, tuple[str, bool]] = {}
-    for source, weights in (*loaded, (model_source(config, "tokenizer"), False)):
+    sources = [(source, True) for source in loaded]
+    for source, weights in (*sources, (model_source(config, "tokenizer"), False)):
         if not source.path.startswith((".", "/", "~")) and not Path(source.path).is_dir():
             models.setdefault(source.path, (source.where, weights))
     return models

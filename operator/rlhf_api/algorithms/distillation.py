@@ -121,7 +121,7 @@ def _teachers(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[
 
 def _learns_scores(spec: CommonSpec) -> bool:
     """True if scores are part of the advantages; those of functions with weight 0 are measured alone."""
-    by_model = spec.model.reward is not None and spec.reward.model_weight != 0
+    by_model = any(model.weight for model in spec.reward_models)
     by_functions = any(function.weight for function in spec.reward.functions)
     return spec.environment is not None or by_model or by_functions
 

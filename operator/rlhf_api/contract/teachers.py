@@ -65,12 +65,15 @@ def role_field(spec: Spec, role: Role) -> str:
 
 def named_models(spec: Spec, fields: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """(field of `spec.model`, field of the manifest, path or hub name) of each model that the manifest names; those of
-    all teachers as references."""
+    all teachers as references, and those of `spec.reward.models` as reward models."""
     for field in fields:
         for view in views_of(spec, Role.REFERENCE) if field == Role.REFERENCE.row.model else [spec]:
             name: str | None = getattr(view.model, field)
             if name is not None:
                 yield field, model_field(view, field), name
+        if field == Role.REWARD.row.model:
+            for i, each in enumerate(spec.reward.models):
+                yield field, f"spec.reward.models[{i}].model", each.model
 
 
 def teacher_field(teacher: NamedTeacher) -> str:

@@ -101,7 +101,7 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
         left = serving.kv_cache_bytes(memory * 1e9) if serving and memory else None
         return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
     guessed = _guessed(spec, role, sizes)
-    return words + (f"; the {guessed} is taken to be as large as the policy" if guessed else "")
+    return words + (f"; {guessed} taken to be as large as the policy" if guessed else "")
 
 
 def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
@@ -119,12 +119,19 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
-    """The role's model of unknown size, if any."""
+    """The role's model of unknown size, if any, with its verb."""
     if role.row.work == "train":
-        name, size = "critic", sizes.critic if CRITIC in spec.graph.trained else None
+        name, size = "the critic is", sizes.critic if CRITIC in spec.graph.trained else None
     else:
-        name, size = f"{role.row.model} model", sizes.frozen.get(role)
+        name, size = f"the {role.row.model} model is", sizes.frozen.get(role)
+        if _has_several(spec, role):
+            name = "each reward model of unknown size is"
     return name if size and size.guessed else None
+
+
+def _has_several(spec: Spec, role: Role) -> bool:
+    """True if each process of the role holds more than one model."""
+    return role is Role.REWARD and len(spec.reward_models) > 1
 
 
 def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
@@ -138,7 +145,9 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             pods = spec.generator.pods_per_replica
             return max(1, whole // pods), f"{words} / podsPerReplica {pods}" if pods > 1 else words
         case "score" | "infer":
-            return gpus(spec.model_server(role)) if on_vllm(spec, role) else (1, "it runs one model")
+            if on_vllm(spec, role):
+                return gpus(spec.model_server(role))
+            return 1, "its models share one" if _has_several(spec, role) else "it runs one model"
         case "play":
             return 0, "it runs no model"
 
@@ -165,6 +174,8 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
         return
     engine = f"{role_field(spec, role)}.engine vllm with a larger tensorParallelSize"
     remedy = f"use larger GPUs, a smaller model, or {engine}"
+    if _has_several(spec, role):
+        remedy = "use larger GPUs, or fewer or smaller reward models"
     if role.row.work == "train":
         if training(spec, sizes, CERTAIN).total <= memory:
             return

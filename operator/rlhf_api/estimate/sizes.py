@@ -1,6 +1,6 @@
 """Sizes of a job's models, as far as known before any is loaded; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -38,7 +38,7 @@ class Size:
 
 
 FileSizes = Mapping[str, Size]
-"""Sizes found in files by a host, by field of `spec.model`, or the whole field of a teacher's model."""
+"""Sizes found in files by a host, by field of `spec.model`, or the whole field of any other model."""
 NOTHING: FileSizes = MappingProxyType({})
 
 
@@ -49,7 +49,7 @@ class Sizes:
     policy: Size | None
     critic: Size | None
     frozen: Mapping[Role, Size | None]
-    """By role; of several teachers the largest."""
+    """By role; of several teachers the largest, of several reward models their sum."""
     teachers: Mapping[str, Size | None] = field(default_factory=dict)
     """By the names of teachers."""
 
@@ -67,6 +67,9 @@ class Sizes:
         def size(field: ModelField) -> Size | None:
             if field == Role.REFERENCE.row.model and teachers:
                 return max(teachers.values(), key=lambda each: each.parameters if each else 0.0)
+            if field == Role.REWARD.row.model:
+                names = [model.where.removeprefix("spec.model.") for model in spec.reward_models]
+                return _together([known(name) for name in names])
             name, _ = spec.source(field) or ("policy", "")
             return policy if name == "policy" else known(name)
 
@@ -93,9 +96,23 @@ class Sizes:
 
 def _holds_model(spec: Spec, role: Role) -> bool:
     """True if the role's processes hold a model; the reward role may have only functions."""
-    if role is Role.REWARD and spec.reward.model_weight == 0:
-        return False
+    if role is Role.REWARD:
+        return bool(spec.reward_models)
     return role.row.or_policy or getattr(spec.model, role.row.model or "") is not None
+
+
+def _together(sizes: Sequence[Size | None]) -> Size | None:
+    """The size of models that one process holds, each of which reads every token; None if one is not known."""
+    there = [size for size in sizes if size is not None]
+    if len(there) < len(sizes):
+        return None
+    if len(there) == 1:
+        return there[0]
+    return Size(
+        sum(size.parameters for size in there),
+        guessed=any(size.guessed for size in there),
+        active=sum(size.passed for size in there),
+    )
 
 
 def frozen_part(spec: Spec, size: Size) -> float:

@@ -9,6 +9,7 @@ from ..algorithms import ALGORITHMS, CUSTOM, algorithm_of, settings_of
 from ..errors.problem import Problem, path, show
 from ..estimate import resources
 from ..roles import Role
+from ..sections.reward import MODEL
 from ..spec import Spec
 from . import (
     architectures,
@@ -75,12 +76,7 @@ def _reward(spec: Spec) -> Iterator[Problem]:
             "nothing scores the answers: set spec.model.reward (a reward model), spec.reward.functions, or "
             "spec.environment, whose episodes have rewards",
         )
-    names = ["model"] if spec.model.reward is not None and spec.reward.model_weight != 0 else []
-    for i, entry in enumerate(spec.reward.functions):
-        if entry.metric in names:
-            message = f"two rewards are {entry.metric!r} in the metrics; give this one another name"
-            yield Problem(f"spec.reward.functions[{i}].name", message)
-        names.append(entry.metric)
+    yield from _names(spec)
     if spec.reward.fine_grained and spec.reward.bias:
         yield Problem(
             "spec.reward.bias",
@@ -91,6 +87,19 @@ def _reward(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.reward.clip", f"the lower bound must be below the upper; got {list(spec.reward.clip)}"
         )
+
+
+def _names(spec: Spec) -> Iterator[Problem]:
+    """Problems of rewards with a name that an earlier one has."""
+    names = [MODEL] if spec.model.reward is not None and spec.reward.model_weight != 0 else []
+    for where, given in (
+        *((f"models[{i}]", entry.name) for i, entry in enumerate(spec.reward.models)),
+        *((f"functions[{i}]", entry.metric) for i, entry in enumerate(spec.reward.functions)),
+    ):
+        if given in names:
+            message = f"two rewards are {given!r} in the metrics; give this one another name"
+            yield Problem(f"spec.reward.{where}.name", message)
+        names.append(given)
 
 
 def _step_scores(spec: Spec) -> Iterator[Problem]:

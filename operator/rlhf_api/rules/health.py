@@ -9,6 +9,7 @@ from ..errors.problem import Problem
 from ..errors.similar import closest
 from ..graph import POLICY
 from ..sections.health import Health
+from ..sections.reward import MODEL
 from ..spec import Spec
 
 _STEP = ("tokens", "loss", "learning_rate")
@@ -59,7 +60,8 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     of_models = [f"{before}{name}" for before in models.values() for name in named]
     if not graph.generates:
         return (*_STEP, *of_models, *_GIVEN, *_JUDGED)
-    rewards = ["model", *(function.metric for function in spec.reward.functions)]
+    section = spec.reward
+    rewards = [MODEL, *(each.name for each in section.models), *(each.metric for each in section.functions)]
     of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
     is_paired = any(node.pairs for node in graph.train)
     of_policy = [f"{models[POLICY]}{name}" for name in (*_POLICY, *(() if is_paired else _RATIOS))]

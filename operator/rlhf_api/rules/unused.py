@@ -98,7 +98,7 @@ def _absence_reason(spec: Spec, role: Role) -> str:
     if role is Role.REWARD and spec.environment is not None:
         return "the environment's rewards are the scores (spec.environment)"
     if role is Role.REWARD and spec.graph.generates and ":" not in spec.algorithm:
-        return "neither spec.reward.functions nor spec.model.reward scores responses"
+        return "none of spec.reward.functions, spec.reward.models and spec.model.reward scores responses"
     if role is Role.ENVIRONMENT:
         return "spec.environment.replicas is 0"
     nothing = {"generate": "samples no responses", "score": "scores no responses"}
@@ -236,12 +236,11 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
     of = "a reward model"
     if Role.REWARD not in roles_of(spec):
         return
-    names = ["dtype", "step_scores"]
+    reason = "spec.model.reward is not set" if spec.model.reward is None else "spec.reward.modelWeight is 0"
+    names = [] if spec.reward_models else ["dtype", "step_scores"]
     if spec.model.reward is None:
         names.append("model_weight")
-        yield _Unread("spec.reward", spec.reward, names, of, "spec.model.reward is not set")
-    elif spec.reward.model_weight == 0:
-        yield _Unread("spec.reward", spec.reward, names, of, "spec.reward.modelWeight is 0")
+    yield _Unread("spec.reward", spec.reward, names, of, reason)
 
 
 def _curriculum(spec: Spec) -> Iterator[_Unread]:

@@ -54,9 +54,9 @@ def _sampled(spec: Spec) -> Iterator[Problem]:
     if spec.environment is not None:
         message = "the turns of an episode have no images; use reward functions, and remove this"
         yield Problem("spec.environment", message)
-    if spec.model.reward is not None and spec.reward.model_weight != 0:
+    for model in spec.reward_models:
         message = "a reward model reads no images; use spec.reward.functions, which get those of the row"
-        yield Problem("spec.model.reward", f"{message}; got {spec.model.reward!r}")
+        yield Problem(model.where, f"{message}; got {model.path!r}")
     if Role.REFERENCE in spec.graph.roles and spec.reference.engine == "vllm":
         message = "reads no images as a reference; use transformers"
         yield Problem("spec.reference.engine", f"{message}; got vllm")

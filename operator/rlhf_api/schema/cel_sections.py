@@ -120,6 +120,7 @@ _SPEC = (
     Rule(
         f"!(self.algorithm in {_SCORED}) || ("
         f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
+        f"({_has('reward.models')} && size(self.reward.models) > 0) || "
         f"({_has('reward.functions')} && size(self.reward.functions) > 0) || {_PLAYS})",
         "spec.reward: nothing scores the answers; set spec.model.reward (a reward model), spec.reward.functions or "
         "spec.environment",

@@ -17,7 +17,7 @@ from .model import Model
 from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
 from .pods import PodSettings, RuntimeReference, Scheduling, Workspace, combine, shared_settings
 from .replay import Replay
-from .reward import Reward
+from .reward import MODEL, Reward, ScoringModel
 from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
 from .rollout import Rollout
 from .samples import Samples
@@ -86,8 +86,19 @@ class CommonSpec(Frozen):
     @property
     def has_reward(self) -> bool:
         """True if a reward model or functions score responses, beside an environment's own reward or without one."""
-        by_model = self.model.reward is not None and self.reward.model_weight != 0
-        return by_model or bool(self.reward.functions)
+        return bool(self.reward_models or self.reward.functions)
+
+    @property
+    def reward_models(self) -> tuple[ScoringModel, ...]:
+        """The reward models that the reward role loads: `model.reward` unless its weight is 0, and `reward.models`,
+        where a score of weight 0 is measured alone, as that of a function."""
+        path, section, models = self.model.reward, self.reward, list[ScoringModel]()
+        if path is not None and section.model_weight != 0:
+            models.append(ScoringModel(MODEL, "spec.model.reward", path, section.model_weight))
+        for i, each in enumerate(section.models):
+            where = f"spec.reward.models[{i}].model"
+            models.append(ScoringModel(each.name, where, each.model, each.weight))
+        return tuple(models)
 
     @property
     def role_sections(self) -> dict[Role, RoleSpec]:

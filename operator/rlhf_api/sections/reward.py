@@ -1,7 +1,7 @@
-"""The reward role's section: a model, functions, services and programs, combined with weights."""
+"""The reward role's section: models, functions, services and programs, combined with weights."""
 
 import re
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,8 @@ from ..field_types import Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positiv
 from ..numbers import LARGEST_SCORE
 from .roles import ModelServerSpec
 
+MODEL = "model"
+"""Name of `spec.model.reward` in the metrics."""
 RESERVED_HEADERS = (
     "accept-encoding",
     "connection",
@@ -120,16 +122,38 @@ class RewardFunction(RewardKind):
         return self.name or (self.function or "").partition(":")[2]
 
 
+class NamedRewardModel(Frozen):
+    """A reward model beside `model.reward`, in the same processes."""
+
+    name: RewardName
+    """Name in the metrics."""
+    model: str
+    """Path or hub name."""
+    weight: float = 1.0
+
+
+class ScoringModel(NamedTuple):
+    """A model that scores responses: its name in the metrics, the manifest's field of its path or hub name, that path,
+    and its weight."""
+
+    name: str
+    where: str
+    path: str
+    weight: float
+
+
 class Reward(ModelServerSpec):
-    """The score of a response: `modelWeight` x the reward model, plus the weighted functions."""
+    """The score of a response: `modelWeight` x the reward model, plus the weighted further models and functions."""
 
     model_weight: NonNegativeFloat = 1.0
+    models: tuple[NamedRewardModel, ...] = Field((), max_length=16)
+    """Reward models beside `model.reward`, or without it; their scores are added by weight."""
     functions: tuple[RewardFunction, ...] = ()
     fine_grained: bool = False
-    """Token-level rewards: the reward model, if any, has one output per token (token classification), and functions may
+    """Token-level rewards: reward models, if any, have one output per token (token classification), and functions may
     return a number for each token."""
     step_scores: Literal["each", "min", "product", "last"] | None = None
-    """The reward model gives each step the probability that it is right, as `process_reward` trains it. The reward is
+    """Reward models give each step the probability that it is right, as `process_reward` trains it. The reward is
     that of `each` step at its end (with `fineGrained`), or of a response the `min` or `product` of all, or the `last`.
     """
     bias: float = 0.0

@@ -1,4 +1,5 @@
-"""A process reward model as its job leaves it is the reward of another job, whose policy it scores step by step."""
+"""A process reward model as its job leaves it is the reward of another job, whose policy it scores step by step, alone
+or with another model."""
 
 import json
 
@@ -28,7 +29,8 @@ def test_what_is_trained_on_steps_rewards_the_steps_of_a_policy(tmp_path):
     assert trained.steps[-1]["loss"] < trained.steps[0]["loss"]
     model = AutoModelForTokenClassification.from_pretrained(trained.workdir / "policy").eval()
 
-    spec = {**JOB["spec"], "steps": 2, "reward": {"stepScores": "last"}}
+    also = {"name": "also", "model": str(trained.workdir / "policy"), "weight": 0.5}
+    spec = {**JOB["spec"], "steps": 2, "reward": {"stepScores": "last", "models": [also]}}
     spec |= {"model": {**JOB["spec"]["model"], "policy": str(tmp_path / "model")}}
     spec["model"] |= {"reward": str(trained.workdir / "policy"), "critic": str(tmp_path / "model")}
     spec |= {"data": {**JOB["spec"]["data"], "train": [str(tmp_path / "rows.jsonl")]}}
@@ -42,7 +44,9 @@ def test_what_is_trained_on_steps_rewards_the_steps_of_a_policy(tmp_path):
             continue  # its text says not which tokens were sampled
         with torch.no_grad():
             odds = model(torch.tensor([tokens])).logits[0, -1, 0]
-        assert sample["score"] == pytest.approx(float(torch.sigmoid(odds)), abs=1e-4)
+        score = pytest.approx(float(torch.sigmoid(odds)), abs=1e-4)
+        assert sample["rewards"] == {"model": score, "also": score}
+        assert sample["score"] / 1.5 == score
         compared += 1
     assert compared
     each = ("spec.reward={fineGrained: true, stepScores: each}", "spec.steps=1")

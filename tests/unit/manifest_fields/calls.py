@@ -119,9 +119,8 @@ def rewards(job: RLHFJob) -> Any:
         ):
             patch.setattr(module, way, lambda *given, way=way, **named: _Started((way, given, named)))
         patch.setattr(reward, "load_frozen", models)
-        patch.setattr(
-            reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)
-        )
+        for name in ("load_job_tokenizer", "load_own_tokenizer"):
+            patch.setattr(reward, name, lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0))
         for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
             patch.setattr(reward, name, lambda *given, **_: len(given))
         patch.setattr(reward, "StepScorer", lambda *given: given[2:])
@@ -134,7 +133,7 @@ def rewards(job: RLHFJob) -> Any:
         reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
     for (_, seconds, functions), named in made.told:
         parts += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
-    parts += [(weight, scorer) for (weight, scorer, *_), _ in weighted.told]
+    parts += [(weight, scorer, name) for (weight, scorer, _, name), _ in weighted.told]
     parts.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
     parts += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()

@@ -33,6 +33,11 @@ def frozen_source(config: RunConfig, role: Role) -> ModelSource:
     return model_source(config, role.row.model)
 
 
+def reward_sources(spec: Spec) -> list[ModelSource]:
+    """The reward models that the reward role loads, in the order of `CommonSpec.reward_models`."""
+    return [ModelSource(model.where, model.path) for model in spec.reward_models]
+
+
 def longest(spec: Spec) -> int:
     """Maximum number of tokens of a sequence in this job."""
     answer = spec.longest_response if spec.graph.generates else spec.data.max_response_length

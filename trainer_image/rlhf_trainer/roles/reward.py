@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import Head
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
@@ -17,11 +18,17 @@ from ..data.steps import check_separator
 from ..engines.vllm.frozen import FrozenModel
 from ..models.forward.inference import served
 from ..models.pretrained import architectures
-from ..models.pretrained.job_models import check_served, load_frozen, load_job_tokenizer, on_device
+from ..models.pretrained.job_models import (
+    check_served,
+    load_frozen,
+    load_job_tokenizer,
+    load_own_tokenizer,
+    on_device,
+)
 from ..models.pretrained.load import padding_id, positions_of
 from ..process.addresses import listen_host
 from ..process.role import run_role
-from ..process.settings import longest
+from ..process.settings import ModelSource, frozen_source, longest
 from ..ranks.ranks import Message
 from ..scoring import kinds
 from ..scoring.messages import SCORE_ROUTE, Part, ScoreReport, rows_of, unpack
@@ -31,6 +38,7 @@ from ..scoring.rewards import (
     ModelScorer,
     TokenScorer,
     WeightedModel,
+    WeightedModels,
     forward_scores,
 )
 from ..scoring.server import application, no_trouble
@@ -44,11 +52,12 @@ gets the reason.
 """
 
 
-def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ModelScore:
-    """The reward model, run by transformers."""
-    spec, own = config.spec, load_job_tokenizer(config, "reward")
+def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> ModelScore:
+    """A reward model, run by transformers."""
+    spec, own = config.spec, load_own_tokenizer(source)
     fine_grained, how = spec.reward.fine_grained, spec.reward.step_scores
-    model = load_frozen(config, Role.REWARD, own, "token_score" if fine_grained or how else None)
+    head: Head | None = "token_score" if fine_grained or how else None
+    model = load_frozen(config, Role.REWARD, own, head, source)
     on_device(model)
     budget = spec.reward.micro_batch(spec.trainer)
     if not fine_grained and how is None:
@@ -56,8 +65,8 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
         positions, variables = positions_of(model.config), spec.data.chat_template_kwargs
         return ModelScorer(scores, positions, tokenizer, own, spec.sampling.stop, variables)
     if own.get_vocab() != tokenizer.get_vocab():
-        message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         field, value = ("fineGrained", "true") if how is None else ("stepScores", repr(how))
+        message = f"{source.where} has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem(f"spec.reward.{field}", f"{message}; got {value}")])
     forward = served(model, spec.trainer, budget, padding_id(tokenizer))
     if how is None:
@@ -69,7 +78,7 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
 def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[FrozenModel, ModelScore]:
     """The reward model, run by vLLM on sequences of up to the job's longest; with a vocabulary of its own, of up to its
     number of positions."""
-    own, length = load_job_tokenizer(config, "reward"), longest(config.spec)
+    own, length = load_own_tokenizer(frozen_source(config, Role.REWARD)), longest(config.spec)
     positions = check_served(config, Role.REWARD, own, length)
     if own.get_vocab() != tokenizer.get_vocab():
         length = positions or length
@@ -78,23 +87,25 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
     return engine, ModelScorer(engine.scores, length, tokenizer, own, stop, variables)
 
 
-def reward_model(
+def reward_models(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[FrozenModel | None, ModelScore | None]:
-    """The reward model if the job has one: under vLLM its engine, and what it scores by."""
-    section = config.spec.reward
-    if config.spec.model.reward is None or section.model_weight == 0:
-        return None, None
-    if section.engine == "vllm":
-        return vllm_scorer(config, tokenizer)
-    return None, model_scorer(config, tokenizer)
+) -> tuple[FrozenModel | None, WeightedModels | None]:
+    """The reward models if the job has any: under vLLM the engine of the only one, and what scores by them."""
+    spec, engine, weighted = config.spec, None, list[WeightedModel]()
+    for model in spec.reward_models:
+        if spec.reward.engine == "vllm":
+            engine, scorer = vllm_scorer(config, tokenizer)
+        else:
+            scorer = model_scorer(config, tokenizer, ModelSource(model.where, model.path))
+        weighted.append(WeightedModel(model.weight, scorer, spec.reward.fine_grained, model.name))
+    return engine, WeightedModels(weighted) if weighted else None
 
 
 def run(env: ProcessEnv) -> None:
     config, spec, section = env.config, env.config.spec, env.config.spec.reward
     architectures.register(spec.model.architectures)
     tokenizer = load_job_tokenizer(config)
-    engine, scorer = reward_model(config, tokenizer)
+    engine, models = reward_models(config, tokenizer)
     become_subreaper()  # of what functions and programs leave behind, for `process_groups.end`
     # Its thread lives as long as the role: the kernel ends the functions' processes with the thread that started them.
     loop = EventLoop("functions")
@@ -109,7 +120,6 @@ def run(env: ProcessEnv) -> None:
         entry = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
         judge = loop.run(kinds.start("spec.evaluation", entry))
         parts[Part.JUDGE] = Functions(tokenizer, seconds, [judge], stop=stop)
-    model = None if scorer is None else WeightedModel(section.model_weight, scorer, fine)
 
     def replied(part: str, scored: tuple[Tensor, ScoreReport]) -> Message:
         array = "token_scores" if fine and part != Part.JUDGE else "scores"
@@ -126,9 +136,9 @@ def run(env: ProcessEnv) -> None:
         return asyncio.wrap_future(loop.start(scored()))
 
     def compute(message: Message) -> Message:
-        if model is None or message[1].get("part") != Part.MODEL:
+        if models is None or message[1].get("part") != Part.MODEL:
             raise WireError(f"nothing here scores the part {message[1].get('part')!r}")
-        return replied(Part.MODEL, model.score(unpack(message), rows_of(message)))
+        return replied(Part.MODEL, models.score(unpack(message), rows_of(message)))
 
     trouble = engine.restart_reason if engine else no_trouble
     app = application(

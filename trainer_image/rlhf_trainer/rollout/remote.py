@@ -100,12 +100,12 @@ def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD, most_joined: i
 def reward_client(ctx: TrainerContext, *, array: str) -> RewardClient:
     """Rank 0's client of the job's rewards, which tolerates failed responses."""
     section = ctx.spec.reward
-    functions, model = section.functions, ctx.spec.model.reward is not None and section.model_weight != 0
+    functions = section.functions
     return _client(
         ctx,
         array,
         functions=(Part.FUNCTIONS, max(f.concurrency for f in functions)) if functions else None,
-        model=scorer(ctx, Role.REWARD) if model else None,
+        model=scorer(ctx, Role.REWARD) if ctx.spec.reward_models else None,
         patience=section.startup_timeout_seconds,
     )
 

@@ -1,4 +1,4 @@
-"""Rewards of responses: weighted sums of reward functions, and a reward model's scores."""
+"""Rewards of responses: weighted sums of reward functions, and of reward models' scores."""
 
 import asyncio
 import math
@@ -17,6 +17,7 @@ from rlhf_api.dataset.messages import Text
 from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.numbers import LARGEST_SCORE
+from rlhf_api.sections.reward import MODEL
 
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings
@@ -27,9 +28,6 @@ from ..tensors.records import Sequences
 from .call_queue import CallQueue
 from .messages import PartReport, ScoreReport
 from .samples import Failure, Result, Sample, Scorer
-
-MODEL = "model"
-"""The reward model's name in the metrics."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +163,13 @@ class Functions:
 
 @dataclass(frozen=True)
 class WeightedModel:
-    """The reward model's scores, before bias, scale and clip; of tokens with `fine_grained`."""
+    """A reward model's scores, before bias, scale and clip; of tokens with `fine_grained`."""
 
     weight: float
     model: ModelScore
     fine_grained: bool = False
+    name: str = MODEL
+    """Name in the metrics."""
 
     def score(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ScoreReport]:
         """As `Functions.score`; a score that is not finite is none."""
@@ -180,10 +180,27 @@ class WeightedModel:
             owner = torch.repeat_interleave(owner, sequences.response_lengths)
         bad = owner[~scores.isfinite()].unique()
         scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
-        failures = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
+        failures = dict.fromkeys(bad.tolist(), f"{self.name}: its score is not finite")
         totals = torch.zeros(len(sequences)).index_add(0, owner, scores).tolist()
         report = part_report(totals, failures, time.perf_counter() - began)
-        return self.weight * scores.double(), ScoreReport(failures=failures, parts={MODEL: report})
+        return self.weight * scores.double(), ScoreReport(failures=failures, parts={self.name: report})
+
+
+@dataclass(frozen=True)
+class WeightedModels:
+    """The sum of reward models, which score a batch one after another."""
+
+    models: Sequence[WeightedModel]
+
+    def score(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ScoreReport]:
+        """As `Functions.score`: a response that one of them does not score has no score."""
+        scored = [model.score(sequences, rows) for model in self.models]
+        failures, parts = dict[int, str](), dict[str, PartReport]()
+        for _, report in scored:
+            failures |= report.failures
+            parts |= report.parts
+        totals = torch.stack([scores for scores, _ in scored]).sum(0)
+        return totals, ScoreReport(failures=failures, parts=parts)
 
 
 def to_float32(totals: Tensor) -> Tensor:

@@ -73,7 +73,10 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
     if role not in roles_of(spec):
         return  # all of its section is refused
     if role is Role.REWARD:
-        if spec.model.reward is None or spec.reward.model_weight == 0:
+        if spec.reward.models:
+            message = "vLLM runs one model, spec.model.reward, and the job has spec.reward.models"
+            yield Problem(where, f"{message}; use transformers, or remove them; got vllm")
+        elif not spec.reward_models:
             yield Problem(
                 where, "the job has no reward model; set spec.model.reward, or transformers; got vllm"
             )

@@ -117,7 +117,7 @@ def _other_tokens(spec: Spec, name: str) -> str:
 
 def mistyped(spec: Spec) -> Iterator[Problem]:
     """Problems of models that are neither a directory in Hugging Face format nor a name of the hub."""
-    model = spec.model
+    model, scoring = spec.model, {each.where for each in spec.reward_models}
     for field, where, name in named_models(spec, (*LOADED, "tokenizer")):
         if not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name):
             continue
@@ -136,7 +136,7 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
             lacks := _lacks(Path(name), alone=field == "policy" and not model.tokenizer)
         ):
             yield Problem(where, f"{lacks}; got {name!r}")
-        elif field == "reward" and spec.reward.model_weight and (kinds := _only_causal(Path(name))):
+        elif where in scoring and (kinds := _only_causal(Path(name))):
             message = (
                 f"is {kinds}, which has no trained head to score with; name one that algorithm reward made"
             )

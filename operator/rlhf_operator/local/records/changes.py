@@ -15,6 +15,7 @@ _FIXED = re.compile(r"spec\.(algorithm|seed|model)\b")
 _TASK = re.compile(
     r"spec\.data\.(?!promptsPerStep$)|spec\.workspace\.files|spec\.reward\."
     r"((modelWeight|fineGrained|stepScores|bias|scale|clip)\b"
+    r"|models($|\[\d+\]($|\.))"
     r"|functions($|\[\d+\]($|\.(name|function|url|program|weight|failureScore)\b)))"
 )
 """Fields of what the policy learns, and from what: later steps of the run would have another goal than earlier ones."""

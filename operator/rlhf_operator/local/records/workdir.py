@@ -11,11 +11,12 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract import prediction, timeline
 from rlhf_api.contract.run import RUN_FILE, RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.contract.teachers import named_models
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.host.redaction import masked
 from rlhf_api.sections.samples import SAMPLES
 from rlhf_api.spec import Spec
@@ -181,11 +182,9 @@ def read_changes(workdir: Path, config: RunConfig) -> list[Change]:
 
 def _remove_outputs(workdir: Path, spec: Spec) -> None:
     outputs = [workdir / name for name in _OUTPUTS]
-    model = spec.model
-    named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer]
-    named += [teacher.model for teacher in teachers_of(spec)]
+    named = [name for _, _, name in named_models(spec, (*LOADED, "tokenizer"))]
     named += [source.path for source in spec.data.training_sources()]
-    for used in (Path(path).resolve() for path in named if path):
+    for used in (Path(path).resolve() for path in named):
         if any(used.is_relative_to(output.resolve()) for output in outputs):
             message = "this job reads it, and --overwrite would delete it; use another --workdir"
             raise InvalidJob([Problem(str(used), message)])

@@ -120,7 +120,10 @@ def test_a_function_of_weight_0_needs_no_group_and_lets_held_out_responses_be_ju
             ("spec.distillation.dynamicSampling=1", "spec.sampling.responsesPerPrompt=2"),
             "spec.distillation.dynamicSampling: changes or compares scores, and the job has no reward",
         ),
-        (("spec.reward.scale=2.0",), "neither spec.reward.functions nor spec.model.reward scores responses"),
+        (
+            ("spec.reward.scale=2.0",),
+            "none of spec.reward.functions, spec.reward.models and spec.model.reward scores responses",
+        ),
         (
             ("spec.distillation.givenShare=0.5",),
             "spec.distillation.givenShare: an estimate from single tokens is of tokens that the student sampled; set "

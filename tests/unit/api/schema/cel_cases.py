@@ -38,6 +38,11 @@ CASES = [
         "the algorithm needs a policy",
     ),
     ("spec.model={policy: p}", "spec.reward={modelWeight: 0}", "nothing scores the answers"),
+    (
+        f"{EPISODES}, reward: {{models: [{{name: a, model: m}}]}}}}",
+        f"{EPISODES}, reward: {{models: []}}}}",
+        "nothing scores the answers",
+    ),
     (f"{EPISODES}, environment: {{path: 'a:b'}}}}", f"{EPISODES}, env: {{path: 'a:b'}}}}", "nothing scores"),
     (
         f"{EPISODES}, environment: {{program: [a]}}}}",

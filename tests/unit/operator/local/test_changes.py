@@ -26,6 +26,7 @@ def test_each_changed_field_is_named_with_both_values():
         ("spec.reward.functions=[{function: 'm:g', weight: 2}]", "spec.reward.functions[0].function"),
         ("spec.reward.functions=[{function: 'm:f', weight: 3}]", "spec.reward.functions[0].weight"),
         ("spec.reward.functions=[]", "spec.reward.functions"),
+        ("spec.reward.models=[{name: a, model: m}]", "spec.reward.models"),
         ("spec.reward.scale=2", "spec.reward.scale"),
         ("spec.data.train=[other.jsonl]", "spec.data.train[0]"),
         ("spec.data.systemPrompt=Be kind.", "spec.data.systemPrompt"),

@@ -486,6 +486,10 @@ def test_a_language_model_is_no_reward_before_anything_starts(tmp_path: Path) ->
         "spec.model.reward: is LlamaForCausalLM, which has no trained head to score with; name"
     )
     assert not any(says.values())
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    further = f"spec.reward.models=[{{name: a, model: hub/a}}, {{name: b, model: {tmp_path}}}]"
+    (problem,) = check_files(job(*given, further).spec)
+    assert str(problem).startswith("spec.reward.models[1].model: is LlamaForCausalLM, which has no trained")
 
 
 def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:

@@ -138,6 +138,11 @@ def test_a_volume_that_cannot_be_written_is_said(tmp_path):
         (Role.REFERENCE, (), {NAME: ("spec.model.policy", True)}),
         (Role.REFERENCE, ("spec.model.reference=team/ref",), {"team/ref": True, NAME: False}),
         (Role.REWARD, ("spec.model.reward=team/judge",), {"team/judge": True, NAME: False}),
+        (
+            Role.REWARD,
+            ("spec.model.reward=team/judge", "spec.reward.models=[{name: a, model: team/other}]"),
+            {"team/judge": True, "team/other": True, NAME: False},
+        ),
         (Role.TRAINER, ("spec.model.reward=team/judge",), {NAME: True, "team/judge": True}),
         (Role.GENERATOR, ("spec.model.tokenizer=team/words",), {NAME: True, "team/words": False}),
         (Role.GENERATOR, ("spec.model.policy=./here", "spec.model.tokenizer=/there"), {}),

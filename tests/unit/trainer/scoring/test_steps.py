@@ -13,6 +13,7 @@ from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.models.forward.inference import Forward
 from rlhf_trainer.models.pretrained.load import load_process_reward
+from rlhf_trainer.process.settings import reward_sources
 from rlhf_trainer.roles import reward
 from rlhf_trainer.scoring.rewards import WeightedModel
 from rlhf_trainer.scoring.steps import StepScorer
@@ -101,12 +102,16 @@ def config(folder, *overrides: str, model: str = "reward") -> RunConfig:
     return RunConfig(job="job", spec=spec, workdir="/w")
 
 
+def scorer_of_role(made: RunConfig, tokenizer):
+    return reward.model_scorer(made, tokenizer, *reward_sources(made.spec))
+
+
 def test_the_role_scores_steps_as_the_manifest_says(folder, model):
-    one = reward.model_scorer(config(folder, "spec.reward.stepScores=min"), TOKENIZER)
+    one = scorer_of_role(config(folder, "spec.reward.stepScores=min"), TOKENIZER)
     assert isinstance(one, StepScorer)
     assert (one.how, one.separator) == ("min", "\n")
     overrides = "spec.reward={fineGrained: true, stepScores: each}", "spec.data.stepSeparator=;;"
-    other = reward.model_scorer(config(folder, *overrides), TOKENIZER)
+    other = scorer_of_role(config(folder, *overrides), TOKENIZER)
     assert isinstance(other, StepScorer)
     assert (other.how, other.separator) == ("each", ";;")
     scores = one(SEQUENCES, [])
@@ -117,12 +122,12 @@ def test_models_of_other_tokens_or_outputs_are_refused(folder):
     made = config(folder, "spec.reward.stepScores=min")
     other = SimpleNamespace(get_vocab=lambda: {"a": 0}, pad_token_id=0, eos_token_id=0)
     with pytest.raises(InvalidJob, match=r"spec.reward.stepScores: .* another vocabulary .*got 'min'"):
-        reward.model_scorer(made, other)
+        scorer_of_role(made, other)
     separated = config(folder, "spec.reward.stepScores=min", f"spec.data.stepSeparator={TOKENIZER.eos_token}")
     with pytest.raises(InvalidJob, match=r"spec.data.stepSeparator: is no text of the tokenizer's"):
-        reward.model_scorer(separated, TOKENIZER)
+        scorer_of_role(separated, TOKENIZER)
     with pytest.raises(InvalidJob, match=r"spec.model.reward: .* tokens and steps need a token-class"):
-        reward.model_scorer(config(folder, "spec.reward.stepScores=min", model="policy"), TOKENIZER)
+        scorer_of_role(config(folder, "spec.reward.stepScores=min", model="policy"), TOKENIZER)
 
 
 @pytest.mark.parametrize(

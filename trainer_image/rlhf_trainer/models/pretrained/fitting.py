@@ -13,9 +13,16 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
 
 from ...data.encode import end_tokens
-from ...process.settings import ModelSource, frozen_source, longest, longest_update, model_source
+from ...process.settings import (
+    ModelSource,
+    frozen_source,
+    longest,
+    longest_update,
+    model_source,
+    reward_sources,
+)
 from .files import load_config
-from .job_models import load_job_tokenizer, loading, trained_source
+from .job_models import load_own_tokenizer, loading, trained_source
 from .load import check_end_tokens, check_fit
 
 GENERATION_CONFIG = "generation_config.json"
@@ -44,17 +51,22 @@ def _models(
     spec = config.spec
     for used in spec.graph.trained:
         source = trained_source(config, used.field, tokenizer)
-        if Path(source.path).is_dir():
+        if _is_local(source):
             yield source, longest_update(spec) if used.field == "policy" else longest(spec), tokenizer
     for role in roles_of(spec):
-        if role.row.model is None or (role is Role.REWARD and not spec.reward.model_weight):
+        if role is Role.REWARD:
+            for source in filter(_is_local, reward_sources(spec)):
+                yield source, longest(spec), load_own_tokenizer(source)
+        if role.row.model is None or role is Role.REWARD:
             continue
         for view in views_of(spec, role):
             source = frozen_source(config.model_copy(update={"spec": view}), role)
-            if not Path(source.path).is_dir():
-                continue
-            own = load_job_tokenizer(config, "reward") if role is Role.REWARD else tokenizer
-            yield source, longest(spec), own
+            if _is_local(source):
+                yield source, longest(spec), tokenizer
+
+
+def _is_local(source: ModelSource) -> bool:
+    return Path(source.path).is_dir()
 
 
 def _generation_config(path: str) -> GenerationConfig | None:

@@ -1,7 +1,7 @@
 """Loads the models and tokenizers that a manifest names; errors name the manifest's field."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,12 +71,17 @@ def trained_source(config: RunConfig, field: ModelField, tokenizer: PreTrainedTo
 
 
 def load_frozen(
-    config: RunConfig, role: Role, tokenizer: PreTrainedTokenizerBase, head: Head | None = None
+    config: RunConfig,
+    role: Role,
+    tokenizer: PreTrainedTokenizerBase,
+    head: Head | None = None,
+    source: ModelSource | None = None,
 ) -> PreTrainedModel:
-    """Loads the frozen model of a role, or what stands in for it, in its compute dtype. `head` is the role's own unless
-    given: rewards of tokens need another. Raises InvalidJob, as `load_trained` does.
+    """Loads the frozen model of a role, or what stands in for it, or one of several from its `source`, in its compute
+    dtype. `head` is the role's own unless given: rewards of tokens need another. Raises InvalidJob, as `load_trained`
+    does.
     """
-    source, dtype = frozen_source(config, role), config.dtype(role)
+    source, dtype = source or frozen_source(config, role), config.dtype(role)
     loader = FROZEN[head or role.row.head]
     return _load(loader, source, dtype, tokenizer, longest(config.spec))
 
@@ -124,16 +129,17 @@ def check_reference_tokens(config: RunConfig) -> None:
     raise InvalidJob([Problem(source.where, f"{message}; got {source.path!r}")])
 
 
-def load_job_tokenizer(
-    config: RunConfig, field: ModelField | Literal["tokenizer"] = "tokenizer"
-) -> PreTrainedTokenizerBase:
-    """Loads the job's tokenizer, with the manifest's chat template, or that of another field's model. Raises
-    InvalidJob, naming the field."""
-    source = model_source(config, field)
-    tokenizer = loading(source.where, lambda: load.load_tokenizer(source.path))
-    if field == "tokenizer" and (given := config.spec.data.chat_template):
+def load_job_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
+    """Loads the job's tokenizer, with the manifest's chat template. Raises InvalidJob, naming the field."""
+    tokenizer = load_own_tokenizer(model_source(config, "tokenizer"))
+    if given := config.spec.data.chat_template:
         tokenizer.chat_template = given_template(given)
     return tokenizer
+
+
+def load_own_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    """Loads a model's own tokenizer. Raises InvalidJob, naming the model's field."""
+    return loading(source.where, lambda: load.load_tokenizer(source.path))
 
 
 def loading(where: str, make: Callable[[], Loaded]) -> Loaded:
