@@ -16,6 +16,7 @@ from rlhf_api.contract.run import roles_of
 from rlhf_api.graph import CRITIC
 from rlhf_api.manifest.deepspeed_auto import AUTO, KEYS
 from rlhf_api.roles import Role
+from rlhf_api.sections.data import Data
 from rlhf_api.sections.deepspeed import SECTIONS
 from rlhf_api.sections.optimizer import Optimizer
 from rlhf_api.spec import Spec
@@ -158,8 +159,11 @@ def _unstructured(spec: Spec) -> Overrides:
 
 
 def _without_model(spec: Spec) -> Overrides:
-    """The reward role without its model, which the manifest names on: the run is known by its models."""
-    if spec.model.reward is None:
+    """The reward role without its models; the manifest names `model.reward` on: the run is known by its models."""
+    if spec.model.reward is None and not spec.reward.models:
         return {}
     own: Overrides = {"dtype": None, "engine": "transformers", "tensorParallelSize": 1, "engineArguments": {}}
-    return {f"reward.{key}": value for key, value in {**own, "modelWeight": 0.0}.items()}
+    own |= {"stepScores": None, "models": []}
+    own |= {} if spec.model.reward is None else {"modelWeight": 0.0}
+    separator = Data.model_fields["step_separator"].default
+    return {"data.stepSeparator": separator, **{f"reward.{key}": value for key, value in own.items()}}

@@ -94,6 +94,15 @@ def test_nothing_of_a_job_can_hide_a_fault_or_write_elsewhere():
     assert learning.sampling.structured_outputs is None
 
 
+@pytest.mark.parametrize("main", [(), ("model.reward=null",), ("reward.stepScores=last",)])
+def test_a_canary_is_scored_without_any_reward_model(main):
+    given = [*main, "reward.models=[{name: a, model: m}]", "reward.dtype=float32"]
+    given += ["data.stepSeparator=;;"] if "Scores" in "".join(main) else []
+    assert load(PPO, given).spec.reward_models
+    learning = load(PPO, [*given, *as_arguments(second_half(load(PPO, given).spec, 20))]).spec
+    assert learning.reward_models == ()
+
+
 def test_each_role_that_the_job_has_is_killed():
     spec = load(PPO).spec
     assert roles_to_kill(spec) == [Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR]
