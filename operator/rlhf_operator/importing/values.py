@@ -143,6 +143,12 @@ def _rewards(_name: str, _value: Any, _context: Context) -> Any:
     raise NotCarried("write `def score(prompts, responses, rows)` and name it; `rlhf init` writes one")
 
 
+def _reward_model(_name: str, value: Any, _context: Context) -> Any:
+    if isinstance(value, list | tuple) or "," in str(value):
+        raise NotCarried("it names several: give each a name in spec.reward.models, and its weight")
+    return value
+
+
 def _name(_name: str, value: Any, _context: Context) -> Any:
     return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-0123456789")[:40].strip("-")
 
@@ -209,6 +215,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "spec.steps": _steps,
     "spec.model.dtype": _dtype,
     "spec.model.lora.policy": lambda *_: _raise("spec.model.lora.policy.rank makes it one"),
+    "spec.model.reward": _reward_model,
     "spec.data.train": _files,
     "spec.evaluation.data": _files,
     "spec.data.columns": _column,

@@ -270,6 +270,11 @@ def test_a_penalty_without_an_end_token_is_one_of_the_last_token(algorithm):
     assert spec[to_camel(algorithm)] == {"overlongBuffer": 1, "overlongPenalty": 1.5}
 
 
+def test_a_list_of_reward_models_is_told_where_they_belong():
+    (row,) = carry(Configuration("OpenRLHF", (Setting("reward_pretrain", "a/b,c/d", "file"),)), "ppo").rows
+    assert "not carried over: it names several: give each a name in spec.reward.models" in row.text
+
+
 def test_a_script_of_online_dpo_has_pairs_and_no_judge():
     text = "OnlineDPOTrainer(model='m/m', judge=judge, args=OnlineDPOConfig(beta=0.2, loss_type='ipo'))"
     configuration = read_python(text, "a.py")
