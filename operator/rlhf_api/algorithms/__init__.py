@@ -30,7 +30,6 @@ ALGORITHMS: dict[str, Algorithm] = {
         process_reward.ALGORITHM,
         dpo.ALGORITHM,
         kto.ALGORITHM,
-        online_dpo.ALGORITHM,
         ppo.ALGORITHM,
         grpo.ALGORITHM,
         dr_grpo.ALGORITHM,
@@ -38,6 +37,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         reinforce_pp.ALGORITHM,
         gspo.ALGORITHM,
         cispo.ALGORITHM,
+        online_dpo.ALGORITHM,
         distillation.ALGORITHM,
     )
 }
