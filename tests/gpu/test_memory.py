@@ -17,37 +17,27 @@ from .reference import Batch, make_engine, update
 
 pytestmark = pytest.mark.usefixtures("one_rank", "an_empty_gpu")
 TOKENS = 16384
-SHAPE = Qwen2Config(
-    hidden_size=1024,
-    intermediate_size=4096,
-    num_hidden_layers=12,
-    num_attention_heads=16,
-    num_key_value_heads=4,
-    vocab_size=50_000,
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-    bos_token_id=None,
-    eos_token_id=0,
-    pad_token_id=1,
-    num_labels=1,
-)
+WIDTHS = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 50_000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+    "num_labels": 1,
+}
+SHAPE = Qwen2Config(**WIDTHS, intermediate_size=4096, num_hidden_layers=12)
 MIXTURE = Qwen3MoeConfig(
-    hidden_size=1024,
+    **WIDTHS,
     moe_intermediate_size=512,
     num_hidden_layers=6,
-    num_attention_heads=16,
-    num_key_value_heads=4,
     head_dim=64,
     num_experts=32,
     num_experts_per_tok=8,
     norm_topk_prob=True,
-    vocab_size=50_000,
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-    bos_token_id=None,
-    eos_token_id=0,
-    pad_token_id=1,
-    num_labels=1,
 )
 """0.4e9 parameters; a layer keeps 1.3 GB of `TOKENS` in bfloat16, of which its experts are 1.1."""
 SLACK = 1e9

@@ -81,14 +81,14 @@ class LiveEpisodes:
 
     def _admit(self) -> None:
         """Gives places to those at the head of the queue: one is woken for each, however many wait."""
-        while self._queue and (self._queue[0].cancelled() or self._has_place()):
+        while self._queue and (self._queue[0].cancelled() or self._make_place()):
             place = self._queue.popleft()
             if not place.cancelled():
                 self._reserved += 1
                 place.set_result(None)
 
-    def _has_place(self) -> bool:
-        """Where all are taken, the first episode that nobody holds makes way."""
+    def _make_place(self) -> bool:
+        """True if a place is free; where all are taken, drops the first episode that nobody holds."""
         if len(self._episodes) + self._reserved < self._section.most_episodes:
             return True
         held = self._holders
