@@ -9,7 +9,6 @@ from ..algorithms import ALGORITHMS, CUSTOM, algorithm_of, settings_of
 from ..errors.problem import Problem, path, show
 from ..estimate import resources
 from ..roles import Role
-from ..sections.reward import MODEL
 from ..spec import Spec
 from . import (
     architectures,
@@ -91,15 +90,15 @@ def _reward(spec: Spec) -> Iterator[Problem]:
 
 def _names(spec: Spec) -> Iterator[Problem]:
     """Problems of rewards with a name that an earlier one has."""
-    names = [MODEL] if spec.model.reward is not None and spec.reward.model_weight != 0 else []
+    names = set[str]()
     for where, given in (
-        *((f"models[{i}]", entry.name) for i, entry in enumerate(spec.reward.models)),
-        *((f"functions[{i}]", entry.metric) for i, entry in enumerate(spec.reward.functions)),
+        *((model.where.removesuffix(".model"), model.name) for model in spec.reward_models),
+        *((f"spec.reward.functions[{i}]", entry.metric) for i, entry in enumerate(spec.reward.functions)),
     ):
         if given in names:
             message = f"two rewards are {given!r} in the metrics; give this one another name"
-            yield Problem(f"spec.reward.{where}.name", message)
-        names.append(given)
+            yield Problem(f"{where}.name", message)
+        names.add(given)
 
 
 def _step_scores(spec: Spec) -> Iterator[Problem]:
