@@ -24,6 +24,7 @@ VLLM = "spec.generator.sharedWithTrainer=false"
 FLOAT32, BFLOAT16, FLOAT16 = (f"spec.model.dtype={dtype}" for dtype in ("float32", "bfloat16", "float16"))
 TRAINED = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 MUON = "spec.optimizer.matrices=muon"
+EIGHT_BIT = "spec.optimizer.moments=8bit"
 TWO_RANKS = "spec.trainer.processesPerReplica=2"
 OF_TWO = {
     "ranks": (),
@@ -115,6 +116,15 @@ JOBS: Mapping[str, Job] = {
     ),
     "grpo-float32-head-in-turns": Job("grpo", (VLLM, "spec.model.float32Head=true"), policy="sft", vllm=True),
     "sft-muon": Job("sft", (*SHORT, BFLOAT16, MUON)),
+    "sft-8bit-whole": Job("sft", (*STEADY, EXACT, BFLOAT16, EIGHT_BIT)),
+    "sft-8bit-half": Job(
+        "sft", (*STEADY, EXACT, BFLOAT16, EIGHT_BIT, "spec.steps=3", "spec.checkpoint.everySteps=3")
+    ),
+    "sft-8bit-resumed": Job(
+        "sft",
+        (*STEADY, EXACT, BFLOAT16, EIGHT_BIT, "spec.checkpoint.everySteps=3"),
+        resumes="sft-8bit-half",
+    ),
     "sft-frozen": Job("sft", (*SHORT, BFLOAT16, "spec.model.freeze=[layers.0]")),
     "images": Job("images/guess"),
     "images-in-turns": Job("images/grpo", (VLLM, *FOUR), policy="images", vllm=True),
@@ -161,6 +171,8 @@ def why_not(job: Job) -> str:
     """The reason for which this machine cannot run the job; empty if it can."""
     if job.vllm and find_spec("vllm") is None:
         return "vLLM is not installed"
+    if EIGHT_BIT in job.settings and find_spec("bitsandbytes") is None:
+        return "bitsandbytes is not installed"
     count = torch.cuda.device_count()
     return f"needs {job.gpus} GPUs; {count} here" if count < job.gpus else ""
 

@@ -144,7 +144,9 @@ class Cpu:
         self._process.shutdown()
 
 
-def make_engine(config: PreTrainedConfig, case: Update, tokens: int = TOKENS) -> TrainedModel:
+def make_engine(
+    config: PreTrainedConfig, case: Update, tokens: int = TOKENS, optimizer: Optimizer = ADAM
+) -> TrainedModel:
     """The same model under DeepSpeed, with the settings of the case and micro-batches of so many `tokens`."""
     model, adapter = make_model(config, case.head, case.dtype, lora=case.tuned == "lora")
     section = Trainer().model_copy(
@@ -157,7 +159,7 @@ def make_engine(config: PreTrainedConfig, case: Update, tokens: int = TOKENS) ->
     )
     deepspeed = {**PRECISION[case.dtype], "zero_optimization": copy.deepcopy(dict(ZERO[case.zero]))}
     return TrainedModel(
-        *(model, ADAM, section),
+        *(model, optimizer, section),
         deepspeed=deepspeed,
         micro_batch_tokens=tokens,
         pad_token_id=1,

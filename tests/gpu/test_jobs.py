@@ -31,7 +31,7 @@ def test_packed_and_padded_sequences_train_the_same(jobs: Jobs):
     assert losses(jobs, "sft-packed") == pytest.approx(losses(jobs, "sft-padded"), rel=SAME)
 
 
-REPLAYED = "experts-replayed"
+REPLAYED, EIGHT_BIT = "experts-replayed", "sft-8bit-whole"
 
 
 @pytest.mark.skipif(bool(why_not(JOBS[REPLAYED])), reason=why_not(JOBS[REPLAYED]))
@@ -46,8 +46,17 @@ def test_log_probabilities_agree_better_with_the_experts_that_the_generator_chos
     assert all(with_replay < without for with_replay, without in differences.values()), differences
 
 
-@pytest.mark.parametrize(("name", "half"), [("sft", 3), ("grpo", 2)])
+@pytest.mark.skipif(bool(why_not(JOBS[EIGHT_BIT])), reason=why_not(JOBS[EIGHT_BIT]))
+def test_moments_in_8_bits_train_as_those_of_32(jobs: Jobs):
+    rounded = losses(jobs, EIGHT_BIT)
+    assert rounded == pytest.approx(losses(jobs, "sft-one-bfloat16"), rel=SAME)
+    assert rounded[-1] < 0.8 * rounded[0]
+
+
+@pytest.mark.parametrize(("name", "half"), [("sft", 3), ("sft-8bit", 3), ("grpo", 2)])
 def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs, name: str, half: int):
+    if reason := why_not(JOBS[f"{name}-whole"]):
+        pytest.skip(reason)
     assert losses(jobs, f"{name}-resumed")[half:] == losses(jobs, f"{name}-whole")[half:]
 
 

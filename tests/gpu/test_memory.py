@@ -1,6 +1,7 @@
 """The memory that the plan has for a trained model holds on a GPU."""
 
 import gc
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
 from rlhf_api.estimate.parameters import shape_of
-from rlhf_api.estimate.zero import BYTES, Zero
+from rlhf_api.estimate.zero import BYTES, EIGHT_BIT, Zero
+from rlhf_api.sections.optimizer import Optimizer
 from rlhf_trainer.engines.vllm.serve.gpu import gpu_memory
 
 from .cases import ZERO, Update
-from .reference import Batch, make_engine, update
+from .reference import ADAM, Batch, make_engine, update
 
 pytestmark = pytest.mark.usefixtures("one_rank", "an_empty_gpu")
 TOKENS = 16384
@@ -66,16 +68,29 @@ def an_empty_gpu() -> None:
     torch.cuda.empty_cache()
 
 
-def planned(config: PreTrainedConfig, case: Update, parameters: int) -> float:
+def planned(config: PreTrainedConfig, case: Update, parameters: int, moments: float = 8) -> float:
     """Bytes of the plan for one model of so many parameters, and its update."""
     shape = shape_of(config.to_dict())
     assert shape is not None
     run = Pass(TOKENS, BYTES[case.dtype], case.checkpointing, case.kernels == "auto")
     zero = ZERO[case.zero]
-    divided = Zero(dtype=case.dtype, stage=zero["stage"], ranks=1, optimizer_away="offload_optimizer" in zero)
+    away = "offload_optimizer" in zero
+    divided = Zero(dtype=case.dtype, stage=zero["stage"], ranks=1, optimizer_away=away, moments=moments)
     return trainer(
         [Trained(parameters, divided, backward_bytes(shape, run, head=case.head == "policy"))]
     ).total
+
+
+def measure(config: PreTrainedConfig, case: Update, optimizer: Optimizer) -> tuple[int, int]:
+    """Bytes at the peak of two updates, and the model's parameters."""
+    batch = Batch(config.vocab_size, case.head, lengths=[(64, 960)] * 32)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine = make_engine(config, case, TOKENS, optimizer)
+    for _ in range(2):
+        update(engine, case.head, batch, 1e-6)
+    peak = torch.cuda.max_memory_allocated() - before
+    return peak, sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters())
 
 
 @pytest.mark.parametrize(
@@ -87,16 +102,20 @@ def planned(config: PreTrainedConfig, case: Update, parameters: int) -> float:
     ],
 )
 def test_an_update_takes_no_more_memory_than_planned(config: PreTrainedConfig, case: Update):
-    batch = Batch(config.vocab_size, case.head, lengths=[(64, 960)] * 32)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    engine = make_engine(config, case, tokens=TOKENS)
-    for _ in range(2):
-        update(engine, case.head, batch, 1e-6)
-    peak = torch.cuda.max_memory_allocated() - before
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters())
+    peak, parameters = measure(config, case, ADAM)
     plan = planned(config, case, parameters)
     print(f"{config.model_type} {case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
+    assert peak < plan + SLACK
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[5]], ids=str)
+def test_moments_in_8_bits_take_no_more_memory_than_planned(case: Update):
+    peak, parameters = measure(SHAPE, case, ADAM.model_copy(update={"moments": "8bit"}))
+    plan = planned(SHAPE, case, parameters, EIGHT_BIT)
+    print(f"8 bits {case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
+    saved = planned(SHAPE, case, parameters) - plan
+    assert saved > SLACK
     assert peak < plan + SLACK
 
 

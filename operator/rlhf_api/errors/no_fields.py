@@ -140,7 +140,8 @@ _ANSWERS = (
     ),
     (
         "optim optimizer_impl optim_args momentum nesterov override_optimizer_config",
-        "the optimizer is AdamW, or Muon for matrices (spec.optimizer.matrices: muon); spec.optimizer has its settings",
+        "the optimizer is AdamW, or Muon for matrices (spec.optimizer.matrices: muon); spec.optimizer has its "
+        "settings, such as moments: 8bit",
     ),
     (
         "fsdp fsdp_config fsdp_size strategy reshard_after_forward wrap_policy forward_prefetch "

@@ -3,12 +3,16 @@
 from dataclasses import dataclass, replace
 
 from ..field_types import DType, ModelField
+from ..sections.deepspeed import DeepSpeedConfig
 from ..spec import Spec
 
 BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BUCKET = 500_000_000
 _GROUP = 1_000_000_000
 """Defaults of DeepSpeed's `reduce_bucket_size` and `sub_group_size`, in elements."""
+
+EIGHT_BIT = 2.04
+"""Bytes of two moments in 8 bits, with the two float32 scales of a block of 256 parameters; rounded up."""
 
 Part = tuple[float, str]
 """Bytes per parameter, and their name."""
@@ -49,7 +53,7 @@ class Zero:
             optimizer_away=away[0],
             weights_away=away[1] and zero.stage == 3,
             master=master,
-            moments=4 if bf16 and bf16.bf16_optimizer_states else 8,
+            moments=_moments(spec, config),
             work=master if torch_adam else 0,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
             group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
@@ -68,6 +72,12 @@ class Zero:
     def gradients(self) -> int:
         """Bytes per gradient; bfloat16 gradients are accumulated in float32."""
         return 2 if self.dtype == "float16" else 4
+
+
+def _moments(spec: Spec, config: DeepSpeedConfig) -> float:
+    if spec.optimizer.moments == "8bit":
+        return EIGHT_BIT
+    return 4 if config.bf16 and config.bf16.bf16_optimizer_states else 8
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from . import (
     vision,
 )
 from .deepspeed import combinations as deepspeed_combinations
+from .deepspeed import eight_bit, muon
 from .deepspeed import keys as deepspeed
-from .deepspeed import muon
 from .engines import generator, model_servers
 from .pods import settings as pods
 
@@ -179,6 +179,7 @@ RULES: tuple[Rule, ...] = (
         deepspeed_combinations.offloading,
         deepspeed_combinations.secondary_partitions,
         muon.problems,
+        eight_bit.problems,
         health.problems,
     ),
     *(generator.engine_arguments, model_servers.problems, trackers.problems, _variables),

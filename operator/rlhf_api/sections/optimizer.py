@@ -17,6 +17,8 @@ class Optimizer(Frozen):
 
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer of the hidden layers' matrices. Embeddings, heads, norms and biases always have AdamW."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """How AdamW's two moments are kept. `8bit`: in blocks of 256 numbers that share a scale, a quarter of the bytes."""
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
     """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,

@@ -3,6 +3,7 @@
 The names are those of `rlhf_api.errors.other_names` and `no_fields`, which also answer them in a manifest.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ _OF_SECTIONS = {"ckpt": "checkpoint", **dict.fromkeys(("eval", "val", "val_kwarg
 """Sections of theirs -> ours with the same keys."""
 _LEAVES = {"ac": "spec.trainer.gradientCheckpointing"}
 """Sections of theirs that are one field of ours."""
+_OPTIMIZERS = {plain("optim"), plain("optimizer")}
+"""Names of the optimizer, such as `adamw_8bit`, `paged_adamw_8bit` and `AdamW8bit`."""
+_ADAMW_8BIT = re.compile(r"(?i)adamw.*8bit")
 _TOGETHER = {plain(name) for name in ("max_len", "seq_len")}
 """Names of the length of prompt and response together."""
 _HELD_OUT = {plain(name) for name in ("eval_dataset", "val_files")}
@@ -128,6 +132,8 @@ def _of_variant(setting: Setting, algorithm: str) -> tuple[tuple[str, Any], ...]
 
 def _became(setting: Setting, context: Context, sizes: Mapping[str, Mapping[str, Any]]) -> Became:
     key = _key(setting)
+    if key in _OPTIMIZERS and _ADAMW_8BIT.search(str(setting.value)):
+        return Became(setting, fields=(("spec.optimizer.moments", "8bit"),))
     if key in DECIDING:
         return Became(
             setting, f"spec.algorithm: {context.algorithm}", _of_variant(setting, context.algorithm)

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer, ParamWrapper
-from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -21,6 +18,7 @@ from rlhf_api.sections.lora import Lora
 from ..maths.low_rank import MAGNITUDE, A, B, LowRank
 from .adapter_targets import HEADS, choose_targets, find_misread_targets, report_experts, report_misread
 from .frozen import BASE, frozen_digest
+from .peft_parts import DoraLinearVariant, LoraConfig, LoraLayer, ParamWrapper, inject_adapter_in_model
 
 log = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Iterable, Sequence
 
-from peft import LoraConfig
-from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_api.sections.lora import is_named, shortest_target
+
+from .peft_parts import LoraConfig, convert_peft_config_for_transformers
 
 log = logging.getLogger(__name__)
 

@@ -14,26 +14,30 @@ from torch.nn import Module, Parameter
 from torch.utils.cpp_extension import CUDA_HOME
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.optimizer import Optimizer
 
+from .eight_bit import AdamW8bit
 from .muon import check_engine, make_muon, step_eagerly
 from .zero import deepspeed, groups, installed_ops
 
 
-def initialize(
-    model: Module, settings: dict[str, Any], adam: Mapping[str, Any], *, muon: bool = False
-) -> Any:
+def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any], section: Optimizer) -> Any:
     """DeepSpeed's engine for `model`, on every rank's GPU, with the configuration of `deepspeed_settings`; torch's
-    AdamW with the arguments `adam`, unless the configuration names an optimizer, or `muon` asks for that of
-    `make_muon`. Raises InvalidJob for settings that DeepSpeed refuses, and for an optimizer that it compiles at its
-    start, where this machine has nothing to compile it with."""
+    AdamW with the arguments `adam`, unless the configuration names an optimizer, or `section` asks for that of
+    `make_muon` or for `AdamW8bit`. Raises InvalidJob for settings that DeepSpeed refuses, and for an optimizer that it
+    compiles at its start, where this machine has nothing to compile it with."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
     fused = not (
         away and torch.cuda.is_available()
     )  # offloaded, its tensors are on CPUs and the model on a GPU
     optimizer: torch.optim.Optimizer | None = None
+    muon = section.matrices == "muon"
     if muon:
         optimizer = make_muon(model, adam)
+    elif section.moments == "8bit":
+        optimizer = AdamW8bit(groups, adam)
+        settings = {**settings, "zero_allow_untested_optimizer": True}
     elif "optimizer" not in settings:
         optimizer = torch.optim.AdamW(groups, **adam, fused=fused)
     _find_programs()

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..tensors.records import Sequences
+from .eight_bit import AdamW8bit
+from .eight_bit_state import finish_moments, read_moment, write_moment
 from .live_weights import LiveWeights
 from .muon import has_momentum
 from .trained_model import TrainedModel
@@ -64,6 +66,8 @@ def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> N
         _write(engine, parameter, None, _fitting(get, f"{MASTER}/{name}", parameter))
         for moment in _moments(parameter) if begun else ():
             _write(engine, parameter, moment, _fitting(get, f"{moment}/{name}", parameter))
+    if isinstance(optimizer := _optimizer(engine), AdamW8bit):
+        finish_moments(optimizer)
     _load_scaler(engine, get)
 
 
@@ -149,6 +153,8 @@ def _link_moments(engine: TrainedModel) -> None:
 
 
 def _read(engine: TrainedModel, parameter: Parameter, moment: str | None) -> Tensor:
+    if moment is not None and isinstance(optimizer := _optimizer(engine), AdamW8bit):
+        return read_moment(engine, optimizer, parameter, moment)
     if not engine.stage:
         if moment is None:
             return parameter.detach()
@@ -163,7 +169,9 @@ def _read(engine: TrainedModel, parameter: Parameter, moment: str | None) -> Ten
 
 def _write(engine: TrainedModel, parameter: Parameter, moment: str | None, value: Tensor) -> None:
     value = value.to(engine.device)
-    if engine.stage == 3:
+    if moment is not None and isinstance(optimizer := _optimizer(engine), AdamW8bit):
+        write_moment(engine, optimizer, parameter, moment, value)
+    elif engine.stage == 3:
         _write_share(engine, parameter, moment, value)
     elif engine.stage:
         if moment is None:

@@ -92,7 +92,7 @@ class TrainedModel:
         """Those of a mixture."""
         if balance:
             check_balanced(model, self.routers)
-        self.deepspeed = initialize(model.eval(), settings, adam, muon=optimizer.matrices == "muon")
+        self.deepspeed = initialize(model.eval(), settings, adam, optimizer)
         self._together = trainer.sequence_parallel_size
         self._group = SequenceGroup.of(self._together) if self._together > 1 else None
         forward = Forward.choose(

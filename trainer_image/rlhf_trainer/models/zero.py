@@ -4,26 +4,13 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
 
 import torch
 
-
-@contextlib.contextmanager
-def _without(name: str) -> Iterator[None]:
-    """The module cannot be imported inside the context, unless it was before."""
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-
+from ..process.imports import without
 
 # DeepSpeed's autotuner, which nothing here runs, would import MLflow where that is installed: 900 modules.
-with contextlib.redirect_stdout(sys.stderr), _without("mlflow"):
+with contextlib.redirect_stdout(sys.stderr), without("mlflow"):
     import deepspeed
     import deepspeed.comm
     from deepspeed.git_version_info import installed_ops

@@ -1,6 +1,8 @@
-"""Imports functions that a manifest names. Imports no torch."""
+"""Imports functions that a manifest names, and libraries without what they bring along. Imports no torch."""
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -19,3 +21,16 @@ def import_function(path: str, where: str) -> Function:
         raise InvalidJob([Problem(where, f"{path!r} is a {type(function).__name__}, not a function")])
     result: Function = function
     return result
+
+
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """The module cannot be imported inside the context, unless it was before."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]

@@ -27,12 +27,13 @@ from rlhf_api.estimate.parameters import shape_of
 from rlhf_api.estimate.shapes import Shape, adapter_parameters, frozen_parameters, magnitude_elements
 from rlhf_api.estimate.sizes import Size, Sizes
 from rlhf_api.estimate.trainer_memory import trained
-from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
+from rlhf_api.estimate.zero import EIGHT_BIT, Zero, reducing, resident, stepping
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.model import Model
 from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.eight_bit import Moment
 from rlhf_trainer.models.frozen import freeze_parts
 from rlhf_trainer.models.muon import has_momentum, make_muon
 
@@ -353,6 +354,16 @@ def test_the_page_about_memory_is_what_the_code_does() -> None:
         with pytest.raises(InvalidJob) as caught:
             parse(changed)
         assert str(caught.value) == message
+
+
+def test_moments_in_8_bits_are_counted_with_their_scales() -> None:
+    moment, sizes = (
+        Moment.zeros(10**6, torch.zeros(256)),
+        Sizes(policy=Size(1e9), critic=Size(1e9), frozen={}),
+    )
+    assert 0 <= EIGHT_BIT - 2 * (moment.codes.nbytes + moment.scales.nbytes) / 10**6 < 0.01
+    models = trained(job("spec.optimizer.moments=8bit").spec, sizes)
+    assert [model.zero.moments for model in models] == [EIGHT_BIT, EIGHT_BIT]
 
 
 def test_muon_keeps_one_momentum_of_hidden_matrices_which_the_plan_counts() -> None:

@@ -25,7 +25,8 @@ args = GRPOConfig(
     num_generations=8, per_device_train_batch_size=16, gradient_accumulation_steps=4, num_iterations=2,
     max_steps=500, warmup_ratio=0.1, adam_beta2=0.99, bf16=True, fp16=False, cast_lm_head_to_fp32=True,
     gradient_checkpointing=True,
-    use_vllm=True, vllm_gpu_memory_utilization=0.3, report_to=["wandb"], optim="adamw_8bit", eval_steps=5,
+    use_vllm=True, vllm_gpu_memory_utilization=0.3, report_to=["wandb"], optim="adamw_8bit",
+    optim_args="a=1", eval_steps=5,
     max_prompt_length=2 ** 8, num_gnerations=3,
 )
 DPOTrainer(model="another/model")
@@ -104,14 +105,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
                 "minibatchSize": 64,
                 "epochs": 2,
             },
-            "optimizer": {"warmupSteps": 50, "betas": [0.9, 0.99]},
+            "optimizer": {"moments": "8bit", "warmupSteps": 50, "betas": [0.9, 0.99]},
             "trainer": {"gradientCheckpointing": "full"},
             "generator": {"engineArguments": {"gpu-memory-utilization": 0.3}},
             "trackers": [{"kind": "wandb"}],
         },
         [
             "use_vllm=true automatic: vLLM generates",
-            "optim='adamw_8bit' not here: the optimizer is AdamW, or Muon for matrices",
+            "optim_args='a=1' not here: the optimizer is AdamW, or Muon for matrices",
             "max_prompt_length not read: an expression, '2 ** 8', which is not computed; set spec.data.maxPromptLength",
             "num_gnerations=3 unknown",
             "reward_funcs not read: an expression, 'score'",

@@ -178,16 +178,18 @@ def start_trainer() -> None:
     run_role(trainer.run)
 
 
-def test_deepspeed_brings_no_mlflow_which_a_tracker_may_still_import(tmp_path):
+def test_libraries_bring_no_others_which_a_job_may_still_import(tmp_path):
     log = tmp_path / "log"
-    assert ended([fork(import_mlflow, log=log)], 120, log) == [0], log.read_text()
+    assert ended([fork(import_optional, log=log)], 120, log) == [0], log.read_text()
 
 
-def import_mlflow() -> None:
+def import_optional() -> None:
     """In a process that has imported all roles."""
     assert "deepspeed" in sys.modules
-    assert "mlflow" not in sys.modules
-    importlib.import_module("mlflow")
+    importlib.import_module("rlhf_trainer.models.adapter")
+    for optional in ("mlflow", "bitsandbytes"):
+        assert optional not in sys.modules
+        importlib.import_module(optional)
 
 
 def test_a_termination_message_has_no_values_of_the_roles_secrets(tmp_path, monkeypatch):

@@ -107,6 +107,10 @@ CASES = {
     "muon-zero0": (0, False, "untied"),
     "muon-critic-zero0": (0, False, "critic"),
     "muon-bf16-zero1": (1, True, "tied"),
+    "8bit-zero0": (0, False, "critic"),
+    "8bit-zero2": (2, False, "untied"),
+    "8bit-lora-zero3": (3, False, "critic"),
+    "8bit-bf16-zero1": (1, True, "tied"),
 }
 BALANCE = 0.02
 """Coefficient of the mixture's balance."""
@@ -200,10 +204,10 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     section = Trainer().model_copy(update=efficient)
     if kind.endswith("experts"):  # which on a CPU differ in rounding with what is packed beside them
         inference.packing_fault = lambda *_: ""
-    matrices = "muon" if "muon" in case else "adamw"
+    own = {"matrices": "muon"} if "muon" in case else {"moments": "8bit"} if "8bit" in case else {}
     return TrainedModel(
         model,
-        ADAM.model_copy(update={"matrices": matrices}),
+        ADAM.model_copy(update=own),
         section,
         deepspeed=settings,
         micro_batch_tokens=40,
@@ -239,6 +243,15 @@ def watch_gradients(engine) -> list[bool]:
     return representable
 
 
+def bytes_of_moments(engine: TrainedModel) -> int:
+    """On all ranks."""
+    adam = getattr(engine.deepspeed.optimizer, "optimizer", engine.deepspeed.optimizer)
+    moments = [state[name] for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    total = torch.tensor(sum(each.codes.nbytes + each.scales.nbytes for each in moments))
+    distributed.all_reduce(total)
+    return int(total)
+
+
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -268,6 +281,8 @@ def run(case: str, out: Path, states: Path | None) -> None:
         and same(copied(training_state(resumed)), final)
         and same(copied(resumed.named_tensors()), weights),
     }
+    if "8bit" in case:
+        report["bytes_of_moments"] = bytes_of_moments(engine)
     sequences, _ = batch(0)
     before = engine.infer(sequences, reader(kind), sequences.response_lengths)
     if kind != "critic":

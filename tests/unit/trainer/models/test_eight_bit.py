@@ -1,0 +1,118 @@
+"""AdamW with moments in 8 bits: a step, what a checkpoint has of it, and that it learns as with float32."""
+
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_trainer.models import eight_bit
+from rlhf_trainer.models.eight_bit import BLOCK, AdamW8bit, Moment
+
+ADAM = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+NAMES = ("exp_avg", "exp_avg_sq")
+COUNT = 10 * BLOCK + 77
+"""Elements, the last block of which is not whole."""
+
+
+@pytest.fixture(autouse=True, params=["cpu", *["cuda"] * torch.cuda.is_available()])
+def device(request):
+    with torch.device(request.param):
+        yield
+
+
+def noise(count: int = COUNT) -> torch.Tensor:
+    """Of magnitudes from 1e-5 to 1, as gradients of different layers have them; a block of zeros is among them."""
+    values = torch.randn(count) * 10 ** (-5 * torch.rand(-(-count // BLOCK)).repeat_interleave(BLOCK)[:count])
+    values[2 * BLOCK : 3 * BLOCK] = 0.0
+    return values
+
+
+def stepped(steps: int = 4) -> tuple[torch.nn.Parameter, AdamW8bit]:
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(torch.randn(COUNT))
+    optimizer = AdamW8bit([{"params": [weights]}], ADAM)
+    for _ in range(steps):
+        weights.grad = noise()
+        optimizer.step()
+    return weights, optimizer
+
+
+def largest_of_blocks(values: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.abs().max().expand(len(part)) for part in values.split(BLOCK)])
+
+
+def test_a_step_is_adamw_from_rounded_moments():
+    """Equations of Loshchilov and Hutter 2019, algorithm 2, in float64; then both moments are rounded by less than a
+    hundredth of the largest of their block."""
+    weights, optimizer = stepped()
+    for step in range(5, 8):
+        gradient, before = noise().double(), weights.detach().double()
+        first, second = (optimizer.state[weights][name].read(0, COUNT).double() for name in NAMES)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.95 * second + 0.05 * gradient**2
+        denominator = (second / (1 - 0.95**step)).sqrt() + 1e-8
+        expected = before * (1 - 0.01 * 0.01) - 0.01 * (first / (1 - 0.9**step)) / denominator
+        weights.grad = gradient.float()
+        optimizer.step()
+        torch.testing.assert_close(weights.detach().double(), expected, rtol=0, atol=1e-5)
+        for name, exact in zip(NAMES, (first, second), strict=True):
+            rounded = optimizer.state[weights][name].read(0, COUNT)
+            assert ((rounded - exact).abs() <= 0.01 * largest_of_blocks(exact) + 1e-12).all()
+            assert not torch.equal(rounded, exact.float())
+
+
+def test_long_tensors_are_updated_part_by_part(monkeypatch):
+    whole, _ = stepped()
+    monkeypatch.setattr(eight_bit, "SLICE", 2 * BLOCK)
+    parts, _ = stepped()
+    assert torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_moments_are_written_as_they_were_read_in_whatever_parts_they_come(name):
+    """The parts of a checkpoint are parameters, of which several are in a block, in any order."""
+    weights, optimizer = stepped()
+    moment = optimizer.state[weights][name]
+    copy = Moment.zeros(COUNT, moment.codebook)
+    ends = [0, 3, 200, 256, 300, 301, 1100, 1536, 2500, COUNT]
+    parts = [(start, moment.read(start, end - start)) for start, end in pairwise(ends)]
+    assert torch.equal(torch.cat([values for _, values in parts]), moment.read(0, COUNT))
+    for start, values in reversed(parts):
+        copy.write(start, values)
+    copy.finish()
+    assert torch.equal(copy.read(0, COUNT), moment.read(0, COUNT))
+    assert torch.equal(copy.scales, moment.scales)
+
+
+def test_a_model_learns_as_with_float32_moments():
+    def losses(make) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 256), torch.nn.Tanh())
+        model.append(torch.nn.Linear(256, 50))
+        optimizer, tokens = make([{"params": list(model.parameters())}]), torch.randint(50, (2, 128))
+        values = []
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(tokens[0]), tokens[1])
+            loss.backward()
+            optimizer.step()
+            values.append(loss.item())
+        return values
+
+    mine = losses(lambda groups: AdamW8bit(groups, ADAM))
+    theirs = losses(lambda groups: torch.optim.AdamW(groups, **ADAM))
+    assert theirs[-1] < 0.5 * theirs[0]
+    assert mine[::10] == pytest.approx(theirs[::10], rel=0.05)
+    assert mine[-1] == pytest.approx(theirs[-1], rel=0.05)
+
+
+def test_without_bitsandbytes_the_job_ends_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    eight_bit._kernels.cache_clear()
+    with pytest.raises(
+        InvalidJob, match=r"spec\.optimizer\.moments: is 8bit, but bitsandbytes is not installed"
+    ):
+        AdamW8bit([], ADAM)
