@@ -18,6 +18,13 @@ ZERO = "spec.trainer.deepspeed.zero_optimization"
 STEADY = ("spec.steps=6", "spec.optimizer.schedule=constant", "spec.optimizer.warmupSteps=0")
 SHORT = ("spec.steps=4", "spec.checkpoint.everySteps=4", "spec.data.promptsPerStep=32")
 EXACT = "spec.trainer.deterministic=true"
+COUNTED = (
+    "spec.steps=20",
+    "spec.data.promptsPerStep=128",
+    "spec.evaluation.everySteps=20",
+    "spec.checkpoint.everySteps=20",
+)
+"""80 updates, in few steps: each costs most for having vLLM wake up."""
 FOUR = ("spec.steps=4", "spec.checkpoint.everySteps=2")
 SHARED = "spec.generator.sharedWithTrainer=true"
 VLLM = "spec.generator.sharedWithTrainer=false"
@@ -127,7 +134,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "sft-frozen": Job("sft", (*SHORT, BFLOAT16, "spec.model.freeze=[layers.0]")),
     "images": Job("images/guess"),
-    "images-in-turns": Job("images/grpo", (VLLM, *FOUR), policy="images", vllm=True),
+    "images-in-turns": Job("images/grpo", (VLLM, *COUNTED), policy="images", vllm=True),
     "experts": Job("experts/sft", (BFLOAT16,)),
     "experts-divided": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts", vllm=True, fills=True),
     "experts-replayed": Job(

@@ -3,11 +3,17 @@
 import math
 
 import pytest
+from tests.support.rlhf import lines
 
 from .jobs import JOBS, OF_TWO, Jobs, why_not
 
 SAME = 2e-2
 """Relative difference of a step's loss between two orders of bfloat16 sums."""
+
+
+def held_out(jobs: Jobs, name: str, figure: str) -> list[float]:
+    """The figure at each evaluation, from before the first step on."""
+    return [line[figure] for line in lines(jobs.result(name).workdir / "evaluation.jsonl")]
 
 
 def losses(jobs: Jobs, name: str) -> list[float]:
@@ -29,6 +35,21 @@ def test_a_job_trains_to_its_end(jobs: Jobs, name: str):
 
 def test_packed_and_padded_sequences_train_the_same(jobs: Jobs):
     assert losses(jobs, "sft-packed") == pytest.approx(losses(jobs, "sft-padded"), rel=SAME)
+
+
+def test_a_model_learns_to_answer_about_pictures(jobs: Jobs):
+    """On a CPU from 5.6 to 1.7 nats a token."""
+    first, last = held_out(jobs, "images", "loss")
+    assert last < first / 2
+
+
+@pytest.mark.skipif(bool(why_not(JOBS["images-in-turns"])), reason=why_not(JOBS["images-in-turns"]))
+def test_a_model_learns_by_reward_to_count_what_pictures_show(jobs: Jobs):
+    """On a CPU from 0.14 to 0.65 of pictures that it has not seen, by another seed to 0.53; at a learning rate of 0 it
+    stays at 0.14."""
+    first, last = held_out(jobs, "images-in-turns", "mean")
+    print(f"right of held-out pictures: {first:.2f}, then {last:.2f}")
+    assert last > first + 0.2
 
 
 REPLAYED, EIGHT_BIT = "experts-replayed", "sft-8bit-whole"
