@@ -1,12 +1,13 @@
 """Episodes whose numbers of turns differ by a hundred times: how long generators and trainer wait for one another.
 
-    .venv/bin/python benchmarks/jobs/long_tails.py [--staleness 0 2 4] [--steps 12] [--longest 100] [--every 16]
-        [--step-seconds 0.1]
+    .venv/bin/python benchmarks/jobs/long_tails.py [--staleness 0 2 4] [--oversampling 0 0.25] [--steps 12]
+        [--longest 100] [--every 16] [--step-seconds 0.1]
 
 GRPO of a tiny model with a vLLM generator and an environment whose episodes have one turn, but for those of each
 `--every`-th row, which have `--longest`; turns of 4 tokens and replies of as many, each after `--step-seconds`, as of a
 tool that waits for something: at 0 all that is measured is how generator and trainer share the cores. Each bound is a
-run of its own. One JSON line for each: figures of the steps after the first ones, as `iteration.py` has them.
+run of its own, and so is each share of `--oversampling`, which is tried at bound 0 alone. One JSON line for each:
+figures of the steps after the first ones, as `iteration.py` has them.
 """
 
 import argparse
@@ -36,7 +37,7 @@ class Tail:
         return " ok ", float(len(message["content"]) % 2), not self._left
 
 
-def manifest(folder: Path, staleness: int, options: argparse.Namespace) -> Path:
+def manifest(folder: Path, staleness: int, share: float, options: argparse.Namespace) -> Path:
     spec = {
         "algorithm": "grpo",
         "seed": 1,
@@ -52,11 +53,11 @@ def manifest(folder: Path, staleness: int, options: argparse.Namespace) -> Path:
         "sampling": {"maxNewTokens": TURN, "responsesPerPrompt": RESPONSES},
         "grpo": {"klCoefficient": 0.0, "minibatchSize": PROMPTS * RESPONSES},
         "optimizer": {"learningRate": 1e-6},
-        "rollout": {"maxStaleness": staleness},
+        "rollout": {"maxStaleness": staleness, "oversampling": share},
         "checkpoint": {"everySteps": options.steps + 1},
     }
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tails"}}
-    file = folder / f"staleness-{staleness}.yaml"
+    file = folder / f"staleness-{staleness}-{share}.yaml"
     file.write_text(json.dumps({**head, "spec": spec}))  # YAML as well
     return file
 
@@ -71,6 +72,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2, 4])
+    parser.add_argument("--oversampling", type=float, nargs="+", default=[0.0])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--longest", type=int, default=100)
     parser.add_argument("--every", type=int, default=16)
@@ -88,12 +90,16 @@ def main() -> None:
         turns = [1 if i % options.every else options.longest for i in range(ROWS)]
         rows = [{"prompt": f"Thing {i}:", "turns": count} for i, count in enumerate(turns)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        for staleness in options.staleness:
-            workdir = folder / f"run-{staleness}"
-            rlhf_steps(manifest(folder, staleness, options), workdir, options.set, sys.stderr, options.steps)
+        shares = {
+            staleness: options.oversampling if staleness == 0 else [0.0] for staleness in options.staleness
+        }
+        for staleness, share in ((bound, share) for bound, of in shares.items() for share in of):
+            workdir = folder / f"run-{staleness}-{share}"
+            file = manifest(folder, staleness, share, options)
+            rlhf_steps(file, workdir, options.set, sys.stderr, options.steps)
             measured = figures(workdir / "metrics.jsonl", options.warm)
             words = {name: round(value, 3) for name, value in measured.items()}
-            print(json.dumps({"staleness": staleness, **words}), flush=True)
+            print(json.dumps({"staleness": staleness, "oversampling": share, **words}), flush=True)
 
 
 if __name__ == "__main__":

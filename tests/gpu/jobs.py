@@ -101,6 +101,9 @@ JOBS: Mapping[str, Job] = {
     "ppo-zero3": Job("ppo", (*SHORT, SHARED, BFLOAT16, f"{ZERO}.stage=3"), policy="sft", reward="reward"),
     "grpo-vllm": Job("grpo", (VLLM,), policy="sft", gpus=2, vllm=True),
     "grpo-in-turns": Job("grpo", (VLLM,), policy="sft", vllm=True),
+    "grpo-oversampled-in-turns": Job(
+        "grpo", (VLLM, *SHORT, "spec.rollout.oversampling=0.25"), policy="sft", vllm=True
+    ),
     "grpo-structured-in-turns": Job(
         "grpo",
         (VLLM, "spec.sampling.topK=32", "spec.sampling.structuredOutputs={regex: '[a-z ]+[.]?'}"),

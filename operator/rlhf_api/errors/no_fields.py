@@ -214,7 +214,7 @@ _ANSWERS = (
     ("val_only", "evaluations are part of a run: spec.evaluation.everySteps"),
     (
         "use_prefix_grouper tiled_mlp "
-        "mtp turbo_config disaggregation transfer_queue skip trace use_shm over_sample_rate "
+        "mtp turbo_config disaggregation transfer_queue skip trace use_shm "
         "oversampling_factor esi_redundant_time max_concurrent_runs ring_head_stride value_head_prefix "
         "perf grad_accum_dtype rollout_tasks_per_gpu tasks_per_minute strict_async_level",
         "remove it: no part of a job is like it",

@@ -175,6 +175,7 @@ _NAMES = {
     ),
     "spec.rollout.importanceMask": "rollout_rs rollout_rs_threshold",
     "spec.rollout.proximal": "bypass_mode",
+    "spec.rollout.oversampling": "over_sample_rate over_sampling_batch_size",
     "spec.pretraining.coefficient": "ptx_coef",
     "spec.ppo.gaeLambda": "lam lambd",
     "spec.ppo.clipValue": "cliprange_value value_clip",

@@ -32,6 +32,7 @@ _SAMPLED = (
     *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
     *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
     *("responses_continued", "replay_share", "replay_age", "given_share", "passed_over_share"),
+    "stopped_share",
 )
 _EPISODES = (
     *("turns_mean", "branches_mean", "context_tokens_mean", "episodes_failed", "episodes_failed_share"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import Problem, show
-from ..graph import Graph
+from ..graph import Generate, Graph
 from ..sections.rollout import Rollout
 from ..spec import Spec
 
@@ -38,6 +38,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         if not ahead and getattr(rollout, name) != getattr(default, name):
             message = f"applies only with maxStaleness above 0; remove it; got {getattr(rollout, name)!r}"
             yield Problem(f"spec.rollout.{to_camel(name)}", message)
+    yield from _oversampling(spec)
     if rollout.level == "none":
         for name in ("importance_cap", "importance_mask"):
             if getattr(rollout, name) != getattr(default, name):
@@ -59,6 +60,28 @@ def problems(spec: Spec) -> Iterator[Problem]:
             f"never acts: importanceMask {mask:g} drops such weights first; remove one of them; got {cap:g}"
         )
         yield Problem("spec.rollout.importanceCap", message)
+
+
+def _oversampling(spec: Spec) -> Iterator[Problem]:
+    """Problems of `oversampling` where no response can be stopped, or none has to be, or which one is stopped would
+    matter."""
+    source, share = spec.graph.source, spec.rollout.oversampling
+    if not share:
+        return
+    reasons = {
+        "the trainer generates all responses of a step as one batch (spec.generator.sharedWithTrainer); remove it": (
+            spec.generator.shared_with_trainer
+        ),
+        "with maxStaleness above 0 the generators go on with later steps while a long response ends; use one of both": (
+            spec.rollout.max_staleness > 0
+        ),
+        "the prompts of a step depend on time, and a deterministic trainer (spec.trainer.deterministic) repeats "
+        "steps; use one of both": spec.trainer.deterministic,
+        "given responses are complete at once, so that the steps of others would have too many of them; without "
+        "spec.distillation.givenShare": isinstance(source, Generate) and source.given > 0,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        yield Problem("spec.rollout.oversampling", f"{reason}; got {share:g}")
 
 
 def uncorrected(spec: Spec, graph: Graph) -> Iterator[Problem]:

@@ -1,4 +1,5 @@
-"""`spec.rollout`: how far generation runs ahead of training, and the off-policy correction of the loss."""
+"""`spec.rollout`: how far generation runs ahead of training, the off-policy correction of the loss, and responses that
+are not waited for."""
 
 from typing import Literal
 
@@ -29,6 +30,10 @@ class Rollout(Frozen):
     """Truncated importance sampling: higher weights are set to this one."""
     importance_mask: float | None = Field(None, gt=1)
     """Tokens or responses with a weight above this one, or below its inverse, are left out of the loss."""
+
+    oversampling: float = Field(0.0, ge=0, le=1)
+    """Share of `data.promptsPerStep` that a step asks for beyond them: it trains on the prompts whose responses are
+    complete first, and stops the others, which make steps of their own (docs/guides/data.md)."""
 
     @property
     def level(self) -> Level:

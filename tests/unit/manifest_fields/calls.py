@@ -67,13 +67,13 @@ def collecting(job: RLHFJob) -> Any:
 
     def answer(*_: Any, **__: Any) -> Any:
         rounds.append(1)
-        return SimpleNamespace(rollouts=[], refused={})
+        return SimpleNamespace(rollouts=[], refused={}, stopped=[])
 
     class Collector(collector.EpisodeCollector):
         def __init__(self) -> None:
             self._ctx, self._graph = context(job), job.spec.graph
             self._received = lambda *_, **__: part
-            self._source = SimpleNamespace(issue=lambda _: None)
+            self._source = SimpleNamespace(issue=lambda *_: [])
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: {})
             self._rollouts = SimpleNamespace(

@@ -38,6 +38,7 @@ from rlhf_trainer.process.settings import model_source
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.samples import choose_samples
+from rlhf_trainer.rollout.prompt_source import PromptSource
 from rlhf_trainer.tensors.batches import MicroBatch
 from rlhf_trainer.tensors.batches import plan as micro_batches
 from rlhf_trainer.training import assembly
@@ -112,7 +113,10 @@ def data(job: RLHFJob) -> Any:
             rates.record(2 * epoch + 1, 1, scores)
         requested = [(rates.asks(at, 0), rates.asks(at, 1)) for at in range(99)]
     if isinstance(spec.graph.source, Generate):
-        tokens: Any = prompts(rows, places, tokenizer, spec.data)
+        trainer, count = context(job), spec.data.prompts_per_step
+        trainer.tokenizer = tokenizer
+        issued = PromptSource(trainer, rows).issue(count, spec.steps * count)
+        tokens: Any = prompts(rows, places, tokenizer, spec.data), len(issued)
     else:
         kind = spec.graph.rows
         made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data, reader)

@@ -247,6 +247,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.replay\.(?!stream)", ("spec.replay={maxReplayEpisode: 3}",)),
     (r"spec\.rollout", ("spec.rollout={maxStaleness: 1}", "spec.sampling.topK=0")),
     (r"spec\.rollout\.importance", ("spec.rollout={importance: token}",)),
+    (r"spec\.rollout\.oversampling", ("spec.rollout={oversampling: 0.5}",)),
     (r"spec\.reward\.models", ("spec.reward.models=[{name: m, model: policy}]",)),
     (r"spec\.reward\.functions", ("spec.reward.functions=[{function: 'a:b', name: f}]",)),
     (r"reward\.stepScores$", ("spec.reward.stepScores=min",)),

@@ -69,7 +69,7 @@ class EpisodeCollector:
         the same score are replaced by those of fresh prompts, for at most that number of rounds, and counted."""
         assert isinstance(self._graph.source, Generate)
         rounds = self._graph.source.rounds
-        missing = self._ctx.spec.data.prompts_per_step
+        missing = requested = self._ctx.spec.data.prompts_per_step
         figures = {"generate_seconds": 0.0, "score_seconds": 0.0}
         figures |= {"groups_filtered": 0.0} if rounds else {}
         parts: list[Episode] = []
@@ -79,11 +79,12 @@ class EpisodeCollector:
             if self._rollouts.is_ahead and left == rounds:
                 responses = self._rollouts.episode()
             else:
-                fresh, request = self._source.issue(missing), SamplingRequest(self._ctx.spec.sampling)
-                responses = self._rollouts.answer(fresh, request, self._ended)
+                fresh = self._source.issue(missing, self._later(number))
+                requested, request = len(fresh), SamplingRequest(self._ctx.spec.sampling)
+                responses = self._rollouts.answer(fresh, request, self._ended, enough=missing)
             responses = self.failed.leave_out(responses)
             if not parts:
-                _not_all_refused(responses, missing)
+                _not_all_refused(responses, requested)
             self._rollouts.yield_gpus()
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
@@ -98,6 +99,7 @@ class EpisodeCollector:
                 figures["groups_filtered"] += missing
             else:
                 part, missing = self._scored(part, rows), 0
+            self._forget_stopped(responses)
             parts += [part] if len(part) else []
             figures["generate_seconds"] += generated - began
             figures["score_seconds"] += time.perf_counter() - generated
@@ -123,8 +125,9 @@ class EpisodeCollector:
         each = self._ctx.spec.sampling.responses_per_prompt
         size = None if count is None else -(-count // each)
         began = time.perf_counter()
-        prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
-        for responses in self._rollouts.stream(prompts, size, ended=self._ended):
+        enough = self._ctx.spec.data.prompts_per_step
+        prompts = self._source.issue(enough, self._later(number))
+        for responses in self._rollouts.stream(prompts, size, ended=self._ended, enough=enough):
             came = time.perf_counter()
             responses = self.failed.leave_out(responses)
             part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
@@ -134,6 +137,7 @@ class EpisodeCollector:
                 part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
                 if part is not None:
                     self._record_scores(part.columns)
+            self._forget_stopped(responses)
             scored = time.perf_counter() - came
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
@@ -167,6 +171,15 @@ class EpisodeCollector:
         named = (*score_columns(self._graph), *((TEACHER,) if teachers_of(self._ctx.spec) else ()))
         lacking = [name for name in named if name not in part.columns]
         return self.too_old(part, version) or (f"they have no {', '.join(lacking)}" if lacking else "")
+
+    def _later(self, number: int) -> int:
+        """Prompts that the run trains on after the step of episode `number`."""
+        return (self._ctx.spec.steps - number) * self._ctx.spec.data.prompts_per_step
+
+    def _forget_stopped(self, responses: Responses) -> None:
+        """Forgets scores, begun as responses ended, of prompts that were stopped: others of theirs had not ended."""
+        if responses.stopped and self._reward is not None:
+            self._reward.forget_begun()
 
     def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.

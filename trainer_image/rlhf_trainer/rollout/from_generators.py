@@ -60,16 +60,30 @@ class GeneratorRollouts(Rollouts):
     def find_other_weights(self) -> str:
         return self.weights.changed()
 
-    def answer(self, prompts: list[Prompt], request: SamplingRequest, ended: Ended = nobody) -> Responses:
+    def answer(
+        self,
+        prompts: list[Prompt],
+        request: SamplingRequest,
+        ended: Ended = nobody,
+        *,
+        enough: int | None = None,
+    ) -> Responses:
         fresh = partial(self._fleet.fresh, prompts, request, ended=ended)
-        (responses,) = self._responses(fresh, None)
+        (responses,) = self._responses(fresh, None, enough)
         return responses
 
     def stream(
-        self, prompts: Sequence[Prompt], size: int | None, *, ended: Ended = nobody
+        self,
+        prompts: Sequence[Prompt],
+        size: int | None,
+        *,
+        ended: Ended = nobody,
+        enough: int | None = None,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
-        at once for None. `ended` is called with each response at its end, on the thread of the requests.
+        at once for None. `ended` is called with each response at its end, on the thread of the requests. Once all
+        responses to `enough` prompts are complete, the requests of the others are cancelled, and they are named
+        `stopped`.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
         is left they wait for a replacement, which gets the policy's weights. After a first batch these may have moved
@@ -80,7 +94,7 @@ class GeneratorRollouts(Rollouts):
             Unavailable: generators come, and fail at every prompt.
             Stopped: the run is to stop, on every rank.
         """
-        return self._responses(partial(self._fleet.fresh, prompts, ended=ended), size)
+        return self._responses(partial(self._fleet.fresh, prompts, ended=ended), size, enough)
 
     def episode(self) -> Responses:
         """Waits for the responses to the oldest episode's prompts, on rank 0; empty on the others.
@@ -136,11 +150,13 @@ class GeneratorRollouts(Rollouts):
         with RECORDER.measure(f"{WAIT}responses"):
             return self._ctx.ranks.broadcast_str(outcome)
 
-    def _responses(self, fresh: Callable[[], list[PartialRollout]], size: int | None) -> Iterator[Responses]:
+    def _responses(
+        self, fresh: Callable[[], list[PartialRollout]], size: int | None, enough: int | None
+    ) -> Iterator[Responses]:
         """See `stream`; `fresh` makes the works on rank 0."""
         weights, ranks = self.weights, self._ctx.ranks
         weights.ensure_current(self.version, self.requests.close)
-        batches = self._batches(fresh(), size) if ranks.first else iter(())
+        batches = self._batches(fresh(), size, enough) if ranks.first else iter(())
         while True:
             batch: Responses | None = None
 
@@ -164,11 +180,14 @@ class GeneratorRollouts(Rollouts):
                 case _:
                     yield batch or Responses()
 
-    def _batches(self, works: Sequence[PartialRollout], size: int | None) -> Iterator[Responses | None]:
+    def _batches(
+        self, works: Sequence[PartialRollout], size: int | None, enough: int | None
+    ) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next
         batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
-        batches = 1 if size is None else max(1, len(works) // size)
+        most = len(works) if enough is None else enough
+        batches = 1 if size is None else max(1, most // size)
         requests = Requests(self._fleet.start, self.weights.drop, self._ctx.stop)
         requests.answered = {work.prompt.id: work for work in works if work.is_complete}  # given ones
         requests.waiting = longest_first(work for work in works if not work.is_complete)
@@ -177,8 +196,10 @@ class GeneratorRollouts(Rollouts):
         try:
             while True:
                 last = size is None or taken >= size * (batches - 1)
-                goal = len(works) + 1 if size is None or last else taken + size
+                goal = most if size is None or last else taken + size
                 if requests.until(lambda goal=goal: len(answered) >= goal):  # type: ignore[misc]
+                    if last:
+                        break
                     yield Responses(rollouts(_in_order(list(answered.values())[taken:goal], places)))
                     taken = goal
                 elif requests.waiting and not taken:
@@ -186,16 +207,20 @@ class GeneratorRollouts(Rollouts):
                     requests.begin()
                 else:
                     break
+            requests.stop()
         finally:
             requests.cancel()
             self._busy += self.requests.idle_seconds - idle
-        rest = _in_order(list(answered.values())[taken:], places)
-        unanswered = [work.prompt.id for work in requests.waiting]
+        rest = _in_order(list(answered.values())[taken:most], places)
+        others = [*list(answered)[most:], *(work.prompt.id for work in requests.waiting)]
+        unanswered, stopped = ([], others) if len(answered) >= most else (others, [])
+        if stopped:
+            self._ctx.report(queue=0)
         if unanswered:
             log.warning(
                 "no generator is left in this step; %d prompts are deferred to the next step", len(unanswered)
             )
-        yield Responses(rollouts(rest), requests.requeued, requests.refused, unanswered)
+        yield Responses(rollouts(rest), requests.requeued, requests.refused, unanswered, stopped)
 
 
 def _in_order(works: Sequence[PartialRollout], places: Mapping[str, int]) -> list[PartialRollout]:

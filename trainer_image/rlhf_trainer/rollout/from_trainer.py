@@ -34,8 +34,10 @@ class TrainerRollouts(Rollouts):
         prompts: list[Prompt],
         request: SamplingRequest,
         ended: Ended = nobody,  # noqa: ARG002
+        *,
+        enough: int | None = None,  # noqa: ARG002
     ) -> Responses:
-        """Each rank has all of them. `ended` is not called."""
+        """Each rank has all of them. `ended` is not called, and none is stopped."""
         with RECORDER.measure("generate"):
             if self._rounds is not None:
                 return self._play(self._rounds, prompts, request)

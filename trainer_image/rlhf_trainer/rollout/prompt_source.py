@@ -17,6 +17,7 @@ from ..replay.ledger import Ledger
 from ..replay.table import Episode
 from ..tensors.images import Images, Picture
 from ..tensors.records import Prompt
+from .oversampling import Oversampling
 from .responses import Collected
 
 log = logging.getLogger(__name__)
@@ -47,16 +48,20 @@ class PromptSource:
         """Images of the prompts in progress, by id, if the policy reads any."""
         self._again: list[int] = []
         """Positions of prompts to issue again: from a snapshot, or from a step that ended without them."""
+        self._oversampling = Oversampling(ctx.spec.rollout.oversampling, ctx.spec.data.prompts_per_step)
 
-    def issue(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; those of a snapshot are issued again first."""
-        again, self._again = self._again[:count], self._again[count:]
-        longest, positions = self._ctx.spec.data.max_prompt_length, (*again, *self._next(count - len(again)))
+    def issue(self, count: int, later: int = 0) -> list[Prompt]:
+        """The prompts of which `count` are to be trained on; those of a snapshot are issued again first. With
+        `rollout.oversampling` they may be more than `count`, as long as later steps train on the others: `later`
+        prompts in all."""
+        again, fresh = self._oversampling.choose(self._again, count, later)
+        self._again = [at for at in self._again if at not in set(again)]
+        longest, positions = self._ctx.spec.data.max_prompt_length, (*again, *self._next(fresh))
         places = self._stream.at(positions)
         given = {number for number, at in enumerate(positions) if is_given(at, self._given)}
         batch = self._prompts(places, given)
         if cut := sum(prompt.cut > 0 for prompt in batch):
-            log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
+            log.info("%d of %d prompts were cut to %d tokens", cut, len(batch), longest)
         self.places |= {prompt.id: at for prompt, at in zip(batch, positions, strict=True)}
         self._ledger.issue(positions[len(again) :])
         self._report_ledger()
@@ -85,11 +90,12 @@ class PromptSource:
             self._rates.record(position, row, group)
 
     def take_metrics(self) -> dict[str, float]:
-        """`passed_over_share`: of the rows drawn since the last call, the share that was passed over; empty without a
-        curriculum."""
+        """With a curriculum `passed_over_share`: of the rows drawn since the last call, the share that was passed over;
+        and metrics of oversampling."""
         drawn, passed_over = self._drawn, self._passed_over
         self._drawn = self._passed_over = 0
-        return {"passed_over_share": passed_over / max(1, drawn)} if self._rates else {}
+        metrics = {"passed_over_share": passed_over / max(1, drawn)} if self._rates else {}
+        return metrics | self._oversampling.take_metrics()
 
     def take(self, collected: Collected) -> Episode | None:
         """Records responses, and prompts that will have none; returns the episode, with its images."""
@@ -100,9 +106,10 @@ class PromptSource:
         episode = None if collected.episode is None else self.with_images(collected.episode)
         if episode is not None:
             self._ledger.answer(_each_once(episode))
-        again = set(collected.unanswered)
+        self._oversampling.stop(collected.stopped)
+        again = {*collected.unanswered, *collected.stopped}
         self._again += [at for at in self.places.values() if at in again]
-        self._settle(collected.unanswered)
+        self._settle([*again])
         self._report_ledger()
         return episode
 
@@ -171,6 +178,7 @@ class PromptSource:
             **({"solve_rates": self._rates.state(), **drawn} if self._rates else {}),
             "ledger": self._ledger.state(),
             "held": [at for at in (*self.places.values(), *self._again) if at not in answered],
+            **self._oversampling.state(),
         }
 
     def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
@@ -197,6 +205,7 @@ class PromptSource:
         # Of an earlier release with their ids.
         held = [at if isinstance(at, int) else at[1] for at in state.get("held", ())]
         self._again = [at for at in held if at not in self.places.values()]
+        self._oversampling.restore(state)
         self._report_ledger()
 
     def ask_again(self, episode: Episode) -> None:
@@ -218,6 +227,7 @@ class PromptSource:
         settled = set(positions)
         self.places = {name: at for name, at in self.places.items() if at not in settled}
         self._pictures = {name: each for name, each in self._pictures.items() if name in self.places}
+        self._oversampling.keep({*self.places.values(), *self._again})
 
     def _report_ledger(self) -> None:
         status = self._ledger.status((*self.places.values(), *self._again))

@@ -28,12 +28,14 @@ _OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN, TEACHE
 @dataclass(frozen=True)
 class Collected:
     """`episode` is None where no prompt was answered; `requeued`: positions of prompts, `dropped`: positions of those
-    that are given up, by reason, and `unanswered`: positions of those that a later step asks for again."""
+    that are given up, by reason, `unanswered`: positions of those that a later step asks for again, and `stopped`: of
+    those that were stopped."""
 
     episode: Episode | None
     requeued: list[int]
     dropped: Mapping[str, list[int]]
     unanswered: Sequence[int] = ()
+    stopped: Sequence[int] = ()
 
 
 def collected(
@@ -48,7 +50,7 @@ def collected(
     `places`: each prompt's position by its id; `teachers`: names, of which each prompt's row has one.
     """
     arrays, header = ranks.share(lambda: message(responses, places, teachers))
-    fates = header["requeued"], header["dropped"], header["unanswered"]
+    fates = header["requeued"], header["dropped"], header["unanswered"], header["stopped"]
     if not header["ids"]:
         return Collected(None, *fates)
     kept_tokens = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
@@ -124,6 +126,7 @@ def message(responses: Responses, places: Mapping[str, int], teachers: Sequence[
         "requeued": [places[prompt_id] for prompt_id in responses.requeued if prompt_id in places],
         "dropped": dropped,
         "unanswered": [places[prompt_id] for prompt_id in responses.unanswered],
+        "stopped": [places[prompt_id] for prompt_id in responses.stopped],
     }
     versions, version_counts = _runs([r.of_sampled(r.versions) for r in rollouts])
     more = _of_episodes(rollouts)

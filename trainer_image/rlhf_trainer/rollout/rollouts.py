@@ -46,14 +46,27 @@ class Rollouts:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
         return ""
 
-    def answer(self, prompts: list[Prompt], request: SamplingRequest, ended: Ended = nobody) -> Responses:
-        """The responses to all prompts, in their order; see `stream`."""
+    def answer(
+        self,
+        prompts: list[Prompt],
+        request: SamplingRequest,
+        ended: Ended = nobody,
+        *,
+        enough: int | None = None,
+    ) -> Responses:
+        """The responses to the prompts, in their order; see `stream`."""
         raise NotImplementedError
 
     def stream(
-        self, prompts: Sequence[Prompt], size: int | None, *, ended: Ended = nobody
+        self,
+        prompts: Sequence[Prompt],
+        size: int | None,
+        *,
+        ended: Ended = nobody,
+        enough: int | None = None,
     ) -> Iterator[Responses]:
-        """The responses to all prompts, those to `size` prompts at a time as they come; only with generators."""
+        """The responses to all prompts, or to those `enough` whose responses are complete first; those to `size`
+        prompts at a time as they come. Only with generators."""
         raise NotImplementedError
 
     def episode(self) -> Responses:

@@ -76,6 +76,10 @@ class RewardClient:
         if self._functions is not None:
             self._begun[_key(one, row)].append(self._send(one, row))
 
+    def forget_begun(self) -> None:
+        """Forgets the responses that were begun and that no batch will have."""
+        self._begun.clear()
+
     def ask(self, sequences: Sequences, rows: Rows) -> Tensor:
         """The array over all sequences, float64, as weighted sums: NaN where a response has no score.
 

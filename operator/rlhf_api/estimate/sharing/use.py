@@ -99,7 +99,8 @@ class Use:
         if not sequence:
             return inf
         section, each = self.spec.generator, self.spec.sampling.responses_per_prompt
-        prompts = self.spec.data.prompts_per_step * (1 + self.spec.rollout.max_staleness)
+        rollout = self.spec.rollout
+        prompts = self.spec.data.prompts_per_step * (1 + rollout.max_staleness + rollout.oversampling)
         copies = data_parallel(section)
         at_once = min(ceil(prompts / (section.replicas * copies)), ceil(section.concurrent_requests / copies))
         return max(_LEAST_CACHE, _ROUNDED_UP * at_once * each * sequence)

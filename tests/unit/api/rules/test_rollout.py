@@ -56,6 +56,18 @@ REFUSED = [
             "never acts: importanceMask 2 drops such weights first; remove one of them; got 3",
         ),
     ),
+    *(
+        ((*others, "spec.rollout.oversampling=0.25"), "spec.rollout.oversampling", says)
+        for others, says in (
+            (("spec.generator.sharedWithTrainer=true",), "remove it; got 0.25"),
+            ((AHEAD,), "go on with later steps while a long response ends; use one of both; got 0.25"),
+            (("spec.trainer.deterministic=true",), "use one of both; got 0.25"),
+            (
+                ("spec.algorithm=sft", "spec.ppo={}"),
+                "applies only to sampled responses, and the job has none: sft trains on given ones",
+            ),
+        )
+    ),
     ((AHEAD, "spec.sampling.topP=0.9"), "spec.sampling", "set topK too, from 1 to 256"),
     (
         (AHEAD, "spec.sampling.topK=257"),

@@ -74,7 +74,7 @@ def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
 class Handing(Answering):
     """Hands each response on at its end, as a client of generators does."""
 
-    def answer(self, prompts: list[Any], request: Any, ended: Ended) -> Responses:
+    def answer(self, prompts: list[Any], request: Any, ended: Ended, **_: Any) -> Responses:
         responses = super().answer(prompts, request)
         for rollout in responses.rollouts:
             ended(rollout.prompt, Response(rollout.tokens))

@@ -102,8 +102,8 @@ def test_responses_that_a_checkpoint_holds_are_routed_again():
 class Routed(TrainerRollouts):
     """Responses as those of generators that chose experts at random."""
 
-    def answer(self, *given) -> Responses:
-        responses, draw = super().answer(*given), torch.Generator().manual_seed(self.version)
+    def answer(self, *given, **more) -> Responses:
+        responses, draw = super().answer(*given, **more), torch.Generator().manual_seed(self.version)
         known = [len(r.prompt.tokens) + len(r.tokens) - 1 for r in responses.rollouts]
         parts = [torch.rand(count, 2, 8, generator=draw).topk(2).indices.short().numpy() for count in known]
         routed = [replace(r, experts=ExpertRows([p])) for r, p in zip(responses.rollouts, parts, strict=True)]

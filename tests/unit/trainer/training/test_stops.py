@@ -31,7 +31,7 @@ class Answering(Generators):
 
     stopping = False
 
-    def answer(self, prompts: list[Any], request: Any, *_: Any) -> Responses:
+    def answer(self, prompts: list[Any], request: Any, *_: Any, **__: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         ctx, version = self._ctx, self.weights.version

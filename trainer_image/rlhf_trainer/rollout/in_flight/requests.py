@@ -36,12 +36,14 @@ round with the present generators."""
 @dataclass(frozen=True)
 class Responses:
     """Responses to prompts; the ids of prompts that went to another generator, each as often as that happened; why
-    prompts will never have a response, by id; and the ids of those that a later step is to ask for again."""
+    prompts will never have a response, by id; the ids of those that a later step is to ask for again; and of those that
+    were stopped, since enough others were complete."""
 
     rollouts: Sequence[Rollout] = ()
     requeued: Sequence[str] = ()
     refused: dict[str, str] = field(default_factory=dict)
     unanswered: Sequence[str] = ()
+    stopped: Sequence[str] = ()
 
 
 class Requests:
@@ -119,6 +121,14 @@ class Requests:
             self._round.result(GRACE_SECONDS)
         self._switches.over = True
         self._settle(replace(self._round.result(), failed={}))
+
+    def stop(self) -> None:
+        """Ends the round at once: requests under way are cancelled, and their prompts wait."""
+        if self._round is None:
+            return
+        self._switches.over = True
+        self._switches.apply()
+        self._settle(self._round.result())
 
     def forget(self, ids: Set[str]) -> None:
         """Drops prompts that are continued elsewhere."""
