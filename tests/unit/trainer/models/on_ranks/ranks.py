@@ -114,6 +114,8 @@ CASES = {
 }
 BALANCE = 0.02
 """Coefficient of the mixture's balance."""
+PROMPT = [5, 6, 7]
+"""What a model continues, greedily."""
 LORA = Lora(rank=4, alpha=6.0)
 FROZEN = ("embed_tokens", "layers.0", "layers.*.mlp.up_proj")
 """Parts of the models of the cases of this name."""
@@ -287,7 +289,7 @@ def run(case: str, out: Path, states: Path | None) -> None:
     before = engine.infer(sequences, reader(kind), sequences.response_lengths)
     if kind != "critic":
         with engine.gathered() as model, torch.no_grad():
-            prompt = torch.tensor([[5, 6, 7]])
+            prompt = torch.tensor([PROMPT])
             report["generated"] = model.generate(
                 prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
             )[0].tolist()
