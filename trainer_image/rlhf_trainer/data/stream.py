@@ -80,8 +80,13 @@ class RowStream:
     def take(self, n: int) -> list[tuple[int, int]]:
         """The next n samples as (pass over the row's source, row): no two are equal. With one source, and as many
         samples as rows, a pass is an epoch."""
-        first, self.position = self.position, self.position + n
-        return self.at(range(first, self.position))
+        samples = self.peek(n)
+        self.position += n
+        return samples
+
+    def peek(self, n: int) -> list[tuple[int, int]]:
+        """What `take` will return."""
+        return self.at(range(self.position, self.position + n))
 
     def at(self, positions: Iterable[int]) -> list[tuple[int, int]]:
         """The samples at these positions, as `take` returns them."""

@@ -19,6 +19,7 @@ from ..ranks.context import TrainerContext
 from ..rollout.remote import Remote
 from ..tensors.columns import Columns
 from ..updates.updates import Updates, held_out_losses, trained_rows
+from .encoder import Encoder
 from .graph_task import GraphTask
 
 
@@ -37,8 +38,9 @@ class OfflineTask(GraphTask):
         """`held_out`: rows of each evaluation set; `reader`: of a policy that reads images."""
         super().__init__(ctx, learner, remote)
         assert isinstance(self._graph.source, Dataset)
-        self._source, self._rows, self._held_out = self._graph.source, rows, held_out
-        self._reader = reader
+        self._source, self._held_out = self._graph.source, held_out
+        encoding = (ctx.tokenizer, ctx.spec.data, reader)
+        self._encoder = Encoder(rows, lambda some: given_columns(self._source.rows, some, *encoding))
         self._stream = stream(rows, ctx.spec.seed)
         self._batch: Columns | None = None
         self._running: dict[str, Any] = {}
@@ -50,8 +52,7 @@ class OfflineTask(GraphTask):
         data = self._ctx.spec.data
         self._op_ctx.step, self._running = step, deepcopy(self._op_ctx.state)
         with RECORDER.measure(self._source.name):
-            rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
-            columns, metrics = self._columns(rows)
+            columns, metrics = self._encoder.take(self._stream.take(data.prompts_per_step))
         try:
             self._batch = self._executor.run(columns)
         except Stopped:
@@ -60,14 +61,12 @@ class OfflineTask(GraphTask):
             raise
         return {"tokens": int(columns.sequences.lengths.sum()), **metrics}
 
-    def _columns(self, rows: Sequence[Row]) -> tuple[Columns, dict[str, float]]:
-        ctx = self._ctx
-        return given_columns(self._source.rows, rows, ctx.tokenizer, ctx.spec.data, self._reader)
-
     def train(self, step: int) -> dict[str, float]:
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self._op_ctx.step = step
+        if step + 1 < self._ctx.spec.steps:
+            self._encoder.begin(self._stream.peek(self._ctx.spec.data.prompts_per_step))
         updates = Updates(self._learner)
         updates.run(batch, whole=True)
         self._learner.follow()
@@ -87,7 +86,7 @@ class OfflineTask(GraphTask):
         self._op_ctx.step = step
         try:
             for name, rows in self._held_out.items():
-                columns, _ = self._columns(rows)
+                columns, _ = self._encoder.encode(rows)
                 columns = self._executor.run(columns)
                 losses = held_out_losses(self._learner, columns)
                 count = len(trained_rows(self._graph.train[0], columns)) // self._source.group
