@@ -3,9 +3,11 @@ else."""
 
 import asyncio
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,8 @@ times its CPU seconds, most of which a busy machine or a sleeping command takes.
 _SHARE_OF_CALL, _LAST_SHARE = 0.7, 0.85
 """Shares of what is left of a call's seconds that its command may take, without the time in which it waits for a CPU
 and with it: then the call still has a reply."""
+
+_REMOVE = 'chmod -R u+rwx "$0"; rm -rf "$0"'
 
 
 class _Places:
@@ -108,6 +112,14 @@ async def run_at(
     if ended.error:
         raise OSError(ended.error)
     return Ran(ended.code if output is not None else None, (output or b"").decode(errors="replace"))
+
+
+def remove_folder(folder: Path) -> None:
+    """Also folders that are nested deeper, or closed tighter, than Python removes."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        subprocess.run(("sh", "-c", _REMOVE, folder), check=False, capture_output=True)
 
 
 class _Growth:

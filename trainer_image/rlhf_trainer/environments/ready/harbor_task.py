@@ -13,6 +13,7 @@ from rlhf_api.host.job_files import FOLDER
 from ..sandboxed import waiting_for_commands
 from .harbor_box import SHOWN, Box, script
 from .harbor_files import Task, read_task, tasks_in
+from .harbor_folder import FolderBox
 from .row_seed import seed_of
 
 _CUT = "(the rest is left out)"
@@ -50,7 +51,7 @@ class HarborTask:
         task = read_task(self._folder / name)
         if self._check:
             await self._checked(task)
-        self._box = await asyncio.to_thread(Box, task)
+        self._box = await asyncio.to_thread(FolderBox, task)
         if self._is_closed:
             await self.close()
         return task.instruction
@@ -79,7 +80,7 @@ class HarborTask:
             return (
                 f"A command has at most {_LONGEST} bytes, and no NUL; write a longer text to files in parts."
             )
-        ran = await self._box.run(("bash", "-c", _RUN, "bash", command), self._seconds, 10 * self._seconds)
+        ran = await self._box.run(("bash", "-c", _RUN, "bash", command), self._seconds)
         if ran.code is None:
             return "The command was ended: it took too long, or too much."
         return ran.output if ran.code == 0 else f"{ran.output}\n(exit code {ran.code})"
@@ -91,7 +92,7 @@ class HarborTask:
     async def close(self) -> None:
         self._is_closed = True
         if self._box is not None:
-            await asyncio.to_thread(self._box.remove)
+            await self._box.remove()
 
 
 async def _check(task: Task, name: str) -> None:
@@ -102,12 +103,12 @@ async def _check(task: Task, name: str) -> None:
             message = f"{task.folder} has no solution to check it by, and its Dockerfile has {show(left_out)}"
             raise RuntimeError(f"{message}; with `check: false` it is played as it is")
         return
-    box = await asyncio.to_thread(Box, task)
+    box = await asyncio.to_thread(FolderBox, task)
     try:
         solved = await box.solve()
         judged = await box.judge(name)
     finally:
-        await asyncio.to_thread(box.remove)
+        await box.remove()
     if judged.reward <= 0:
         missing = f"; its Dockerfile has {show(left_out)}, which was not run" if left_out else ""
         printed = f"printed {show(solved.output[-300:])}"
