@@ -22,10 +22,10 @@ HUNG_GRACE_SECONDS = 30
 class RoleRow:
     """Properties of a role that decide how a host runs it; paths are those of HTTP GET requests without a token."""
 
-    work: Literal["train", "generate", "score", "infer", "play"]
+    work: Literal["train", "generate", "score", "infer", "play", "run"]
     """Nodes of the graph that its processes run. `train`: ranks under torchrun, one GPU each. `generate`: vLLM, whose
     GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients.
-    `play`: environments, whose code need not be trusted."""
+    `play`: environments, whose code need not be trusted. `run`: what the policy wrote, in an image of the user's."""
     model: ModelField | None = None
     """Field of `spec.model` of its frozen model."""
     head: Head = "causal"
@@ -72,6 +72,12 @@ class Role(StrEnum):
     REWARD = "reward", RoleRow(work="score", model="reward", head="score")
     REFERENCE = "reference", RoleRow(work="infer", model="reference", or_policy=True)
     ENVIRONMENT = "environment", RoleRow(work="play")
+    SANDBOX = "sandbox", RoleRow(work="run", grace_seconds=5)
+
+
+UNTRUSTED = (Role.ENVIRONMENT, Role.SANDBOX)
+"""Roles whose pods run code that need not be trusted: each is apart from all others, and has a token that opens none of
+them."""
 
 
 def holder(model: ModelField) -> Role | None:

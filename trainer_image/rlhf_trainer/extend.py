@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .environments.episode_sandbox import EpisodeSandbox, SandboxLost, open_sandbox
     from .environments.sandboxed import Ran, run_in_sandbox
     from .environments.step import Step
     from .metrics.builtin_trackers import Run, Tracker
@@ -21,15 +22,18 @@ __all__ = [
     "Columns",
     "ComputeFn",
     "EpisodeReplayBuffer",
+    "EpisodeSandbox",
     "Loss",
     "LossFn",
     "MicroBatch",
     "OpContext",
     "Ran",
     "Run",
+    "SandboxLost",
     "Sequences",
     "Step",
     "Tracker",
+    "open_sandbox",
     "pad",
     "response_mask",
     "run_in_sandbox",
@@ -37,6 +41,7 @@ __all__ = [
     "to_tokens",
 ]
 _NAMES = {
+    "environments.episode_sandbox": ("EpisodeSandbox", "SandboxLost", "open_sandbox"),
     "environments.sandboxed": ("Ran", "run_in_sandbox"),
     "environments.step": ("Step",),
     "metrics.builtin_trackers": ("Run", "Tracker"),

@@ -6,6 +6,8 @@ nor once that process has ended. Who has taken a process's address, such as a po
 pass the question on to another process of the job, whose address is another.
 """
 
+from __future__ import annotations  # Python 3.8 imports it too, in a pod of sandboxes
+
 import hashlib
 import hmac
 import json

@@ -185,12 +185,19 @@ def process_name(role: Role, index: int, rank: int) -> str:
 
 
 def roles_of(spec: Spec) -> tuple[Role, ...]:
-    """Roles with processes: those of the graph, without generators if the trainer generates, and environments that are
-    not beside it."""
+    """Roles with processes: those of the graph, without generators if the trainer generates, environments that are not
+    beside it, and their sandboxes."""
     shared, graph, section = spec.generator.shared_with_trainer, spec.graph, spec.environment
-    played = graph.generates and section is not None and section.replicas > 0
-    own = (Role.ENVIRONMENT,) if played else ()
+    own = list[Role]()
+    if graph.generates and section is not None:
+        own += [Role.ENVIRONMENT] if section.replicas else []
+        own += [Role.SANDBOX] if spec.sandbox is not None else []
     return (*(role for role in graph.roles if role is not Role.GENERATOR or not shared), *own)
+
+
+def on_one_machine(spec: Spec) -> Spec:
+    """The spec of a run of one machine, where no sandbox is a pod: environments make theirs themselves."""
+    return spec.model_copy(update={"sandbox": None})
 
 
 def place_named(name: str) -> tuple[Role, int] | None:
@@ -278,8 +285,15 @@ when their work arrives, which slows a step many times."""
 
 def role_token(token: str, role: Role) -> str:
     """The RLHF_TOKEN of a role's processes, of a job with this token. Environments have one that opens none but their
-    own servers."""
-    return lesser_token(token, role.value) if role.row.work == "play" else token
+    own servers, and those of sandboxes, which have one that opens no others."""
+    if role is Role.SANDBOX:
+        return sandbox_token(role_token(token, Role.ENVIRONMENT))
+    return lesser_token(token, role.value) if role is Role.ENVIRONMENT else token
+
+
+def sandbox_token(environment_token: str) -> str:
+    """The token of sandboxes, which follows from that of environments."""
+    return lesser_token(environment_token, Role.SANDBOX.value)
 
 
 def environment(

@@ -8,7 +8,7 @@ from ..contract.status import RolePlan
 from ..contract.teachers import role_field, shares_of, views_of
 from ..errors.problem import Problem
 from ..graph import CRITIC
-from ..roles import Role
+from ..roles import UNTRUSTED, Role
 from ..sections.pods import Gpu
 from ..spec import Spec
 from .memory import Need, count, gigabytes
@@ -114,7 +114,7 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
         case "score" | "infer":
             size = sizes.frozen.get(role)
             return frozen_need(spec, role, size.parameters) if size else None
-        case "play":
+        case "play" | "run":
             return None
 
 
@@ -148,14 +148,14 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             if on_vllm(spec, role):
                 return gpus(spec.model_server(role))
             return 1, "its models share one" if _has_several(spec, role) else "it runs one model"
-        case "play":
+        case "play" | "run":
             return 0, "it runs no model"
 
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
     """One GPU per process that computes; reward functions and environments may use any number."""
     required, words = gpus_each(spec, role)
-    any_number = role.row.work == "play" or (role is Role.REWARD and spec.reward.functions)
+    any_number = role in UNTRUSTED or (role is Role.REWARD and spec.reward.functions)
     if gpu.count != required and not any_number:
         own = spec.section(role).pods.gpu is not None
         origin = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"

@@ -45,6 +45,10 @@ class RuntimeEnvironment(RuntimeRole):
     """Settings of the pods of environments."""
 
 
+class RuntimeSandbox(RuntimeRole):
+    """Settings of the pods of sandboxes."""
+
+
 class RuntimeSpec(Frozen):
     """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
@@ -58,6 +62,7 @@ class RuntimeSpec(Frozen):
     reward: RuntimeRole = RuntimeRole()
     reference: RuntimeRole = RuntimeRole()
     environment: Annotated[RuntimeEnvironment, or_variables(RuntimeEnvironment)] = RuntimeEnvironment()
+    sandbox: RuntimeSandbox = RuntimeSandbox()
 
     _move_variables = model_validator(mode="after")(move_variables)
 

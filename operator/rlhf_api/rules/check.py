@@ -21,6 +21,7 @@ from . import (
     replay,
     rollout,
     sampling,
+    sandbox,
     trackers,
     trainer,
     unused,
@@ -166,7 +167,7 @@ RULES: tuple[Rule, ...] = (
         experts.problems,
     ),
     *(unused.problems, generator.autoscale, generator.pods_per_replica),
-    *(environment.problems, _evaluation, _checkpoint),
+    *(environment.problems, sandbox.problems, _evaluation, _checkpoint),
     *(
         deepspeed.precision,
         deepspeed.optimizer,

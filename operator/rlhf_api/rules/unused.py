@@ -77,6 +77,9 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
             fields = fields - {"max_failed_share"}
         if role is Role.ENVIRONMENT:  # whose own fields act beside the trainer too
             fields = set(RoleSpec.model_fields) if spec.graph.generates else set()
+        if role is Role.SANDBOX:
+            yield _Unread("spec", spec, ["sandbox"], "episodes", reason)
+            continue
         yield _Unread(f"spec.{role.value}", section, fields, of, reason)
         if role.row.model is not None and not starts_critic(spec, role.row.model):
             yield _Unread("spec.model", spec.model, [role.row.model], of, reason)
@@ -101,6 +104,8 @@ def _absence_reason(spec: Spec, role: Role) -> str:
         return "none of spec.reward.functions, spec.reward.models and spec.model.reward scores responses"
     if role is Role.ENVIRONMENT:
         return "spec.environment.replicas is 0"
+    if role is Role.SANDBOX and spec.graph.generates:
+        return "spec.environment is not set"
     nothing = {"generate": "samples no responses", "score": "scores no responses"}
     return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
 

@@ -18,7 +18,7 @@ from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
 from .pods import PodSettings, RuntimeReference, Scheduling, Workspace, combine, shared_settings
 from .replay import Replay
 from .reward import MODEL, Reward, ScoringModel
-from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
+from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Sandbox, Trainer, option_of
 from .rollout import Rollout
 from .samples import Samples
 from .sampling import Sampling
@@ -58,6 +58,7 @@ class CommonSpec(Frozen):
     env: dict[str, str] = {}
     """Environment variables of every role; they must not hold secrets."""
     environment: Annotated[Environment | None, or_variables(Environment)] = None
+    sandbox: Sandbox | None = None
     suspend: bool = False
     """On a cluster: checkpoint, then release all pods; false resumes from there."""
     active_deadline_seconds: Positive | None = None
@@ -102,7 +103,7 @@ class CommonSpec(Frozen):
 
     @property
     def role_sections(self) -> dict[Role, RoleSpec]:
-        """The sections of roles, without that of an environment where the job has none."""
+        """The sections of roles, without those of an environment and a sandbox where the job has none."""
         return {role: own for role in Role if (own := getattr(self, role.value)) is not None}
 
     def section(self, role: Role) -> RoleSpec:

@@ -18,7 +18,7 @@ from ..field_types import (
     Quantity,
     SubPath,
 )
-from ..roles import Role
+from ..roles import UNTRUSTED, Role
 
 _DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3} | {"kMGTPE"[i]: 1000.0 ** (i + 1) for i in range(6)}
 
@@ -166,11 +166,11 @@ def combine(job: PodSettings, role: PodSettings) -> PodSettings:
 
 
 def shared_settings(pods: PodSettings, role: Role) -> PodSettings:
-    """Of settings of all roles' pods, those that this role's have. Environments, whose code need not be trusted, have
-    only what says where they run: no secrets, volumes, GPUs or templates."""
-    if role.row.work != "play":
+    """Of settings of all roles' pods, those that this role's have. Environments and sandboxes, whose code need not
+    be trusted, have only what says where they run: no secrets, volumes, GPUs or templates; sandboxes not the image."""
+    if role not in UNTRUSTED:
         return pods
-    named = pods.model_fields_set & _OF_ANY_CODE
+    named = (pods.model_fields_set & _OF_ANY_CODE) - ({"image"} if role is Role.SANDBOX else set())
     return PodSettings().model_copy(update={name: getattr(pods, name) for name in named})
 
 

@@ -164,6 +164,15 @@ class Reference(ModelServerSpec):
     """Log-probabilities of the frozen policy."""
 
 
+class Sandbox(RoleSpec):
+    """Pods in which environments run what the policy wrote, one for each episode (docs/guides/environments.md)."""
+
+    replicas: int = Field(4, ge=1, le=MOST_PODS)
+    """Pods at once, those with an episode and those that wait for one."""
+    network: bool = False
+    """Sandboxes may use the network."""
+
+
 def option_of(key: str) -> str:
     """The vLLM option that a key sets, in whole or one of its fields, such as `kv-transfer-config.kv_role`; of
     `no-enable-eplb` the option that it switches off."""

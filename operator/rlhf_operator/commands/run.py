@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from rlhf_api.contract.run import RunConfig, replicas, roles_of
+from rlhf_api.contract.run import RunConfig, on_one_machine, replicas, roles_of
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.sizes import NOTHING
@@ -19,6 +19,7 @@ from rlhf_api.host.variables import ENVIRONMENT, NO_ENVIRONMENT
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 from rlhf_api.rules.idle import list_idle_fields
+from rlhf_api.spec import Spec
 
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
@@ -108,7 +109,7 @@ def validate(options: argparse.Namespace) -> int:
     if options.files:
         _check_files(job)
         warnings = [*check_rows(job), critic_from_policy(job.spec)]
-    print_line(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+    print_line(f"{options.file} is valid: {_summary(job.metadata.name, job.spec)}", sys.stdout)
     for line in filter(None, (*warnings, *plain_secrets(job.spec))):
         print_line(line, sys.stdout)
     sizes = model_sizes(job.spec) if options.files else NOTHING
@@ -129,7 +130,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
     placed = find_placement(job.spec, os.environ, file_sizes)
     config = RunConfig(
         job=job.metadata.name,
-        spec=job.spec,
+        spec=on_one_machine(job.spec),
         workdir=str(folder.resolve()),
         resume=options.resume or job.spec.checkpoint.resume,
         shared_gpus=placed.shared_gpus,
@@ -162,7 +163,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""
-        shown.event(f"{resumed}{_summary(job)}")
+        shown.event(f"{resumed}{_summary(job.metadata.name, config.spec)}")
         shown.event(f"logs in {folder / workdir.LOGS}")  # alone: a panel cuts long lines
         for words in placed.lines:
             shown.event(words)
@@ -172,6 +173,10 @@ def run(options: argparse.Namespace, make: Command) -> int:
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
+        if job.spec.sandbox is not None:
+            shown.event(
+                "in place of spec.sandbox, episodes have folders of this machine, kept apart by bubblewrap"
+            )
         idle, secrets = list_idle_fields(job.spec), plain_secrets(job.spec)
         for line in (
             critic_from_policy(job.spec),
@@ -259,6 +264,6 @@ def _check_files(job: RLHFJob) -> None:
         raise InvalidJob(problems)
 
 
-def _summary(job: RLHFJob) -> str:
-    roles = ", ".join(f"{role.value} x {replicas(job.spec, role)}" for role in roles_of(job.spec))
-    return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
+def _summary(job: str, spec: Spec) -> str:
+    roles = ", ".join(f"{role.value} x {replicas(spec, role)}" for role in roles_of(spec))
+    return f"{job}, {spec.algorithm}, {spec.steps} steps on {roles}"

@@ -65,6 +65,16 @@ def environment_policy_name(job: str, uid: str) -> str:
     return f"{policy_name(job, uid)}-environment"
 
 
+def sandbox_policy_name(job: str, uid: str) -> str:
+    """The NetworkPolicy of the job's sandboxes."""
+    return f"{policy_name(job, uid)}-sandbox"
+
+
+def sandbox_files_name(job: str, uid: str) -> str:
+    """The ConfigMap with the server of the job's sandboxes."""
+    return f"{job}-sandbox-{uid[:8]}"
+
+
 def common_labels(job: str) -> dict[str, str]:
     """Labels of every object of the job."""
     return {"app.kubernetes.io/name": "rlhf-job", MANAGED_BY: OPERATOR, JOB: job}

@@ -15,15 +15,15 @@ MASTER_PORT = 29500
 """Rendezvous port of the trainer's ranks, and of a generator's pods."""
 HOST_PORTS = range(20000, 30000)
 """Below the NodePort range and the kernels' ephemeral ports."""
-_ENVIRONMENTS = 5000
-"""Place of the first environment's: all others keep theirs of releases without this role."""
+_ADDED = {Role.ENVIRONMENT: 5000, Role.SANDBOX: 7000}
+"""Places of the first ones of roles that were added: all others keep theirs of releases without these roles."""
 
 
 def http_port(job_uid: str, role: Role, index: int) -> int:
     """HTTP port in the node's network; independent of the number of replicas."""
-    if role is Role.ENVIRONMENT:
-        return _draw_port(job_uid, _ENVIRONMENTS + index)
-    others = [each for each in Role if each is not Role.ENVIRONMENT]
+    if role in _ADDED:
+        return _draw_port(job_uid, _ADDED[role] + index)
+    others = [each for each in Role if each not in _ADDED]
     return _draw_port(job_uid, 1 + index * len(others) + others.index(role))
 
 

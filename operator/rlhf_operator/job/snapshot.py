@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_api.contract.sandbox_server import CLAIMED
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.roles import Role
@@ -153,6 +154,13 @@ class Pod:
         """True if its kubelet starts its ended process again, in the same pod: one that shares its pod, and failed."""
         ended = self.ended is not None and self.ended.code != 0
         return bool(self.pod_uid) and ended and not self.over and self.deletion_deadline is None
+
+    @property
+    def is_spent(self) -> bool:
+        """True if it was a sandbox and its episode is over, however that ended: the next one has another pod."""
+        if self.role is not Role.SANDBOX or self.ended is None:
+            return False
+        return self.ended.code == 0 or self.ended.log == CLAIMED
 
     @property
     def replica(self) -> tuple[Role, int]:

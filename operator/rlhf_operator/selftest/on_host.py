@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.run import RunConfig, on_one_machine
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.host.reaper import descendants
 from rlhf_api.job import RLHFJob
@@ -47,7 +47,7 @@ class OnHost:
         job = self._derive(overrides)
         config = RunConfig(
             job=job.metadata.name,
-            spec=job.spec,
+            spec=on_one_machine(job.spec),
             workdir=str(self._folder.resolve()),
             resume=self._begun,
             shared_gpus=self._placed.shared_gpus,

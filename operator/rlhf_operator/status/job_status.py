@@ -222,8 +222,13 @@ def _left_a_log(end: Ended) -> bool:
 
 
 def _waiting_for(roles: Mapping[Role, RoleStatus]) -> str:
-    waiting = [f"{role.value} {ready_words(s)}" for role, s in roles.items() if s.ready < s.desired]
+    waiting = [f"{role.value} {ready_words(s)}" for role, s in roles.items() if _is_waited_for(role, s)]
     return f"waiting for {', '.join(waiting)}" if waiting else ""
+
+
+def _is_waited_for(role: Role, status: RoleStatus) -> bool:
+    """Sandboxes are replaced all the time: only where none is there does anything wait."""
+    return status.ready < (1 if role is Role.SANDBOX else status.desired)
 
 
 def _roles_ready(roles: Mapping[Role, RoleStatus], finish: Finish | None, stamp: str) -> Condition:

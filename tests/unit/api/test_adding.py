@@ -71,7 +71,7 @@ EDITS = {
         (TABLE, f'{ROWS}{TABLE}"ranked": RankedRow, '),
     ),
     "rlhf_api/sections/common.py": (
-        (" RoleSpec, Trainer,", " RoleSpec, Teacher, Trainer,"),
+        (" Sandbox, Trainer,", " Sandbox, Teacher, Trainer,"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
     ),
     "rlhf_api/sections/model.py": (

@@ -60,11 +60,11 @@ def arithmetic(job: RLHFJob) -> Any:
 
 
 def pods(job: RLHFJob) -> Any:
-    """Every pod, and the object of a gang scheduler."""
+    """Every pod, what they may reach, and the object of a gang scheduler."""
     made = Pinned("c", config(job), TODAY, {})
     every = [(role, i) for role in roles_of(job.spec) for i in range(replicas(job.spec, role))]
     beside = companions(made, "u", "ns", gang=members(made.config, ()))
-    group = [body for body in beside if body["kind"] == "PodGroup"]
+    group = [body for body in beside if body["kind"] in ("NetworkPolicy", "PodGroup")]
     return [build_pod(made, NewPod(role, i, 1, resume=False), "u") for role, i in every], group
 
 

@@ -52,7 +52,7 @@ def context(job: RLHFJob) -> Any:
         any=bool,
         gather=lambda x: [x],
     )
-    services = SimpleNamespace(http=None, host="127.0.0.1", roster=None)
+    services = SimpleNamespace(http=None, host="127.0.0.1", roster=None, token="")
     return SimpleNamespace(
         job="job", data={}, spec=job.spec, ranks=ranks, services=services, tokenizer=tokenizer(),
         workdir=Path("no-directory"),

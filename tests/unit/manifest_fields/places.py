@@ -110,7 +110,11 @@ def _pods(at: str) -> tuple[str, ...]:
     has = {"hostPath": "/a", "empty": "1Gi"}.get(source, "c")
     tolerations = _EXISTS if last == "operator" else _TOLERATION
     gpu = "" if last == "count" else f", {_GPU}"
-    return (f"{section}={{{tolerations}, volumes: [{{name: v, mountPath: /v, {source}: {has}}}]{gpu}}}",)
+    image = "image: i, " if "sandbox" in section else ""
+    gpu = ", gpu: {count: 1}" if image and gpu else gpu
+    return (
+        f"{section}={{{image}{tolerations}, volumes: [{{name: v, mountPath: /v, {source}: {has}}}]{gpu}}}",
+    )
 
 
 def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -200,6 +204,8 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"environment\.failureRules",
         (f"spec.environment={{path: 'a:B', replicas: 2, {_RULE.replace('=', ': ')}}}",),
     ),
+    (r"spec\.sandbox", ("spec.environment={path: 'a:B'}", "spec.sandbox={pods: {image: i}}")),
+    (r"sandbox\.failureRules", (f"spec.sandbox={{pods: {{image: i}}, {_RULE.replace('=', ': ')}}}",)),
     (r"spec\.pretraining", ("spec.pretraining={data: [rows-answers.jsonl]}",)),
     (
         r"spec\.model\.create",
@@ -318,6 +324,7 @@ REFUSED = {
     f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
 } | {"spec.cispo.dualClip", "spec.distillation.referenceEma"}
 REFUSED |= {f"spec.{role}.untriedEngineArguments" for role in ("generator", "reference", "reward")}
+REFUSED |= {f"spec.sandbox.pods.{field}" for field in ("modelCache", "gpu.memoryGigabytes")}
 """Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself. Untried
 engine arguments act themselves; the flag that allows them is refused without any."""
 

@@ -20,6 +20,7 @@ from rlhf_api.host.printing import write_line
 from ..process.limits import is_limit
 from ..process.numbers import finite_number
 from .arguments import bind_arguments
+from .episode_sandbox import SandboxLost
 from .step import Step
 from .tool_calls import ToolCall, parse_calls
 from .turn_text import TurnText
@@ -159,7 +160,7 @@ class EpisodeOfClass:
                 "content": _valid(made) if isinstance(made, str) else json.dumps(made, default=str)
             }
         except Exception as error:
-            if is_limit(error):
+            if is_limit(error) or isinstance(error, SandboxLost):
                 raise
             return reply | {"content": _error(f"{type(error).__name__}: {error}")}
 

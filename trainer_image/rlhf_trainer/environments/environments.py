@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.contract.run import role_token, roles_of
+from rlhf_api.roles import Role
 from rlhf_api.sections.environment import Environment
 from rlhf_api.spec import Spec
 
@@ -27,7 +30,8 @@ from .record import Turn, turns_of
 from .rendering import Rendering
 from .workers.interface import WorkerEnded, Workers
 from .workers.pool import WorkerPool
-from .workers.role_workers import RoleWorkers
+from .workers.role_workers import RoleWorkers, addresses_of
+from .workers.sandbox_pods import SandboxPods
 
 log = logging.getLogger(__name__)
 
@@ -219,17 +223,26 @@ async def start_environments(
     ends: Sequence[int],
     *,
     share: int = 1,
-    by_role: tuple[str, Roster] | None = None,
+    members: tuple[str, Roster] | None = None,
 ) -> Environments:
     """The job's environment, in processes of its own until the end of the event loop; `ends`: tokens that end a turn;
-    `share`: number of those that divide the job's processes and episodes; `by_role`: the job's token and members, where
-    a role has the processes. Raises InvalidJob where its class cannot be imported or is none, RuntimeError where a
-    process ends over it, or none answers."""
+    `share`: number of those that divide the job's processes and episodes; `members`: the job's token and members, where
+    a role may have the processes, or sandboxes. Raises InvalidJob where its class cannot be imported or is none,
+    RuntimeError where a process ends over it, or none answers."""
     section = spec.environment
     assert section is not None, "the job has one"
-    mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.most_episodes // share)}
+    most = (
+        section.most_episodes if spec.sandbox is None else min(section.most_episodes, spec.sandbox.replicas)
+    )
+    mine = {"workers": max(1, section.workers // share), "parallel": max(1, most // share)}
     section = section.model_copy(update=mine)
-    pool = WorkerPool(section) if by_role is None else RoleWorkers(section, *by_role)
+    pool: WorkerPool | RoleWorkers = WorkerPool(section)
+    if members is not None and Role.ENVIRONMENT in roles_of(spec):
+        pool = RoleWorkers(section, *members)
+    elif members is not None and spec.sandbox is not None:
+        token, roster = role_token(members[0], Role.SANDBOX), members[1]
+        seconds = spec.sandbox.startup_timeout_seconds
+        await SandboxPods(token, seconds, partial(addresses_of, roster)).start()
     await pool.start()
     stops = StopStrings(tokenizer, spec.sampling.stop)
     return Environments(section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool)

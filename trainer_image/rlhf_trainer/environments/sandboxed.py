@@ -25,7 +25,7 @@ _MOST_FILES = 10_000
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
 times its CPU seconds, most of which a busy machine or a sleeping command takes."""
-_SHARE_OF_CALL, _LAST_SHARE = 0.7, 0.85
+SHARE_OF_CALL, LAST_SHARE = 0.7, 0.85
 """Shares of what is left of a call's seconds that its command may take, without the time in which it waits for a CPU
 and with it: then the call still has a reply."""
 
@@ -72,6 +72,22 @@ def waiting_for_commands() -> AbstractAsyncContextManager[None]:
     return waiting(lambda: places.progress)
 
 
+@asynccontextmanager
+async def going_on() -> AsyncIterator[None]:
+    """A command elsewhere, which counts as one that goes on: it has limits of its own."""
+
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            _places().progress += 1
+
+    counting = asyncio.ensure_future(count())
+    try:
+        yield
+    finally:
+        counting.cancel()
+
+
 async def run_in_sandbox(
     command: Sequence[str], stdin: str = "", *, seconds: int = 5, megabytes: int = 512
 ) -> Ran:
@@ -87,7 +103,7 @@ async def run_at(
     command: Sequence[str],
     limits: Limits,
     seconds: float,
-    stdin: str = "",
+    stdin: str | bytes = "",
     *,
     before: tuple[int, int] = (0, 0),
 ) -> Ran:
@@ -99,7 +115,7 @@ async def run_at(
     limits = replace(limits, file_bytes=0) if growth.is_full else limits
     async with _places().taken():
         with tempfile.TemporaryFile() as given:
-            given.write(stdin.encode())
+            given.write(stdin.encode() if isinstance(stdin, str) else stdin)
             given.seek(0)
             pipe = asyncio.subprocess.PIPE
             sandbox = await Sandbox.start(command, limits, None, place=place, stdin=given, stdout=pipe)
@@ -163,12 +179,12 @@ async def _output(
     """All of it, once the command has ended; None for too much of anything. Raises TimeoutError where its call has
     no time left because it had no CPU."""
     began, left = asyncio.get_running_loop().time(), seconds_left()
-    seconds = min(seconds, _SHARE_OF_CALL * left)
+    seconds = min(seconds, SHARE_OF_CALL * left)
     while not await sandbox.has_ended(_LOOK_SECONDS):
         _places().progress += 1
         passed = asyncio.get_running_loop().time() - began
         late = passed > seconds and spent(usage([sandbox.pid]), passed) > seconds
-        if not late and passed > _LAST_SHARE * left:
+        if not late and passed > LAST_SHARE * left:
             raise TimeoutError(f"a command has waited for a CPU for most of {passed:.0f} s")
         flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
         too_many = len(descendants(sandbox.pid)) > PROCESSES

@@ -10,11 +10,10 @@ from torch import distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.contract.report import STARTING
-from rlhf_api.contract.run import RunConfig, roles_of
+from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.host.event_loop import EventLoop
-from rlhf_api.roles import Role
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_api.sections.model import VISION, CreateModel
 
@@ -201,18 +200,14 @@ def begin_rounds(ctx: TrainerContext, policy: TrainedModel) -> TurnRounds:
     loop = EventLoop("environments") if ctx.services is None else ctx.services.http
     ends, ranks = end_tokens(ctx.tokenizer, policy.generation_config, ctx.spec.sampling), ctx.ranks
     ctx.report(activity=IMPORTING)
-    starting = start_environments(
-        ctx.spec, ctx.tokenizer, ends, share=ranks.world, by_role=environment_role(ctx)
-    )
+    starting = start_environments(ctx.spec, ctx.tokenizer, ends, share=ranks.world, members=members_of(ctx))
     return TurnRounds(loop.run(starting), loop, ctx.stop)
 
 
-def environment_role(ctx: TrainerContext) -> tuple[str, Roster] | None:
-    """The job's token and the roster, by which the role's processes are reached; None where environments run beside
-    this rank."""
-    if ctx.services is None or Role.ENVIRONMENT not in roles_of(ctx.spec):
-        return None
-    return ctx.services.token, ctx.services.roster
+def members_of(ctx: TrainerContext) -> tuple[str, Roster] | None:
+    """The job's token and the roster, by which processes of other roles are reached; None on a rank that reaches
+    none."""
+    return None if ctx.services is None else (ctx.services.token, ctx.services.roster)
 
 
 def share_gpu(ctx: TrainerContext) -> GpuTurns:
@@ -252,6 +247,6 @@ def connect_generators(
     if spec.environment is None:
         return sync, client
     ctx.report(activity=IMPORTING)
-    starting = start_environments(spec, ctx.tokenizer, ends, by_role=environment_role(ctx))
+    starting = start_environments(spec, ctx.tokenizer, ends, members=members_of(ctx))
     environments = services.http.run(starting)
     return sync, turns_client(client, environments, spec, ctx.tokenizer, ends)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.roles import Role
 
 from ...job.snapshot import Job
 from ...kube.api import Api, Key
@@ -30,9 +31,18 @@ _REFRESH_SECONDS = 30.0
 def is_worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
     """Rate limit of status writes; `before` was stored `age` seconds ago. True at once if anything but the metrics of a
     step in progress has changed, else every 30 s. Fields that another controller wrote are no change."""
-    stored = {**before, "conditions": own_conditions(before)}
-    changed = {key for key in _FIELDS if stored.get(key) != now.get(key)}
+    stored = {**before, "conditions": own_conditions(before), "roles": _lasting(before)}
+    current = {**now, "roles": _lasting(now)}
+    changed = {key for key in _FIELDS if stored.get(key) != current.get(key)}
     return bool(changed - _VOLATILE) or bool(changed and age >= _REFRESH_SECONDS)
+
+
+def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The roles without the number of sandboxes that are ready, which changes with each episode."""
+    return {
+        role: {name: value for name, value in each.items() if (role, name) != (Role.SANDBOX, "ready")}
+        for role, each in (status.get("roles") or {}).items()
+    }
 
 
 class StatusWriter:

@@ -189,7 +189,9 @@ def _choose_deletions(
             for pod in groups.pods
             if pod.ended is None and not is_retained(spec, consequences.finish.phase, pod)
         ]
-    replaced = [pod for pod in groups.pods if pod.uid in counted and not pod.restarts_in_place]
+    replaced = [
+        pod for pod in groups.pods if (pod.uid in counted or pod.is_spent) and not pod.restarts_in_place
+    ]
     leaving = [*replaced, *groups.surplus]
     return [*map(deletion, evicted_pods(groups)), *delete, *map(deletion, leaving)]
 

@@ -30,7 +30,7 @@ class PodGroups:
     current: Mapping[tuple[Role, int, int], Pod]
     """The desired pods, by role, index and rank."""
     counted: tuple[Pod, ...]
-    """Ended pods that are being replaced."""
+    """Ended pods that are being replaced: counted as restarts, but for sandboxes that have had their episode."""
     surplus: tuple[Pod, ...]
     """Pods of roles or numbers that are not desired, or of an earlier attempt."""
 
@@ -61,7 +61,7 @@ def group_pods(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGr
     counted, surplus = list[Pod](), list[Pod]()
     roles = set(roles_of(spec))
     for pod in sorted(pods, key=lambda pod: pod.name):
-        if pod.uid in cluster.counted:
+        if pod.uid in cluster.counted or pod.is_spent:
             counted.append(pod)
         elif pod.role not in roles or not _is_in_plan(spec, cluster, pod):
             surplus.append(pod)
@@ -160,6 +160,11 @@ def is_secret_missing(pods: Sequence[Pod], secret: str) -> bool:
     )
 
 
+def _is_offered(pod: Pod) -> bool:
+    """False of a sandbox that has yet to serve: whoever claims one takes another."""
+    return pod.ready or pod.role is not Role.SANDBOX
+
+
 def _deleted_end(peers: Sequence[Pod], last: float) -> Ended:
     """End of a deleted pod, not before its peers' ends: a pod deleted because of them is not the first failure."""
     others = [pod.ended.at for pod in peers if pod.ended]
@@ -194,7 +199,7 @@ def membership(groups: PodGroups, spec: Spec) -> Membership:
             draining=pod.replica in going or pod.deletion_deadline is not None or pod not in staying,
         )
         for pod in groups.pods
-        if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving
+        if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving and _is_offered(pod)
     ]
     there = {pod.replica for pod in groups.pods} - {pod.replica for pod in staying if not pod.scheduled}
     required = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_api.contract.run import pods_each, replicas, role_token
+from rlhf_api.contract.run import pods_each, replicas, role_token, roles_of
 from rlhf_api.contract.teachers import view_of
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
@@ -25,6 +25,7 @@ from .pod import NewPod, build_pod
 from .pod_container import is_claimed
 from .pod_process import token_key
 from .pod_sets import pod_sets
+from .sandbox_pod import sandbox_files
 
 Body = dict[str, Any]
 
@@ -58,6 +59,7 @@ def companions(
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),
+        *([sandbox_files(config.job, uid)] if Role.SANDBOX in roles_of(config.spec) else []),
         *network_policies(config, uid, operator_namespace, metrics_from),
         *([group] if group else []),
         *_claim_templates(config.job, uid, config.spec),

@@ -1,14 +1,14 @@
 """NetworkPolicies of a job's pods; pure.
 
-Policies add up: what one allows, no other one takes back. So the one of the job leaves environments out, whose code
-need not be trusted, and they have one of their own.
+Policies add up: what one allows, no other one takes back. So the one of the job leaves out the roles whose code need
+not be trusted, and each of them has one of its own.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlhf_api.contract.run import RunConfig, places, roles_of, shares_pod
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 
 from ...job.names import (
     OPERATOR,
@@ -17,6 +17,7 @@ from ...job.names import (
     environment_policy_name,
     policy_name,
     role_labels,
+    sandbox_policy_name,
 )
 from ...job.ports import PORT
 
@@ -27,13 +28,23 @@ def network_policies(
     config: RunConfig, uid: str, operator_namespace: str, metrics_from: Sequence[Body]
 ) -> Iterator[Body]:
     """`uid`: the job's; `metrics_from`: peers that may scrape its pods."""
-    section = config.spec.environment
-    if section is None or Role.ENVIRONMENT not in roles_of(config.spec):
-        yield _policy(config, uid, {}, operator_namespace, metrics_from)
-        return
-    others = {"matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": [Role.ENVIRONMENT.value]}]}
+    spec, apart = config.spec, [role for role in UNTRUSTED if role in roles_of(config.spec)]
+    values = [role.value for role in apart]
+    others = {"matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": values}]} if apart else {}
     yield _policy(config, uid, others, operator_namespace, metrics_from)
-    yield _environment_policy(config.job, uid, network=section.network)
+    peers = [Role.TRAINER]
+    if Role.ENVIRONMENT in apart:
+        assert spec.environment is not None, "it has a role"
+        reached = [_to_sandboxes(config.job)] if Role.SANDBOX in apart else []
+        egress = [{}] if spec.environment.network else reached
+        name = environment_policy_name(config.job, uid)
+        yield _untrusted_policy(config.job, name, Role.ENVIRONMENT, peers, egress)
+        peers.append(Role.ENVIRONMENT)
+    if Role.SANDBOX in apart:
+        assert spec.sandbox is not None, "it has a role"
+        egress = [{}] if spec.sandbox.network else []
+        name = sandbox_policy_name(config.job, uid)
+        yield _untrusted_policy(config.job, name, Role.SANDBOX, peers, egress)
 
 
 def _policy(
@@ -64,17 +75,22 @@ def _policy(
     }
 
 
-def _environment_policy(job: str, uid: str, *, network: bool) -> Body:
-    """Only the trainer reaches environments, at their HTTP port, and they reach nothing unless `network`."""
-    trainer = {"podSelector": {"matchLabels": role_labels(job, Role.TRAINER)}}
+def _to_sandboxes(job: str) -> Body:
+    sandboxes = {"podSelector": {"matchLabels": role_labels(job, Role.SANDBOX)}}
+    return {"to": [sandboxes], "ports": [{"port": PORT, "protocol": "TCP"}]}
+
+
+def _untrusted_policy(job: str, name: str, role: Role, peers: Sequence[Role], egress: Sequence[Body]) -> Body:
+    """Only pods of these roles reach the role's, at their HTTP port, and those reach nothing but `egress`."""
+    allowed = [{"podSelector": {"matchLabels": role_labels(job, peer)}} for peer in peers]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": environment_policy_name(job, uid), "labels": common_labels(job)},
+        "metadata": {"name": name, "labels": common_labels(job)},
         "spec": {
-            "podSelector": {"matchLabels": role_labels(job, Role.ENVIRONMENT)},
+            "podSelector": {"matchLabels": role_labels(job, role)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [trainer], "ports": [{"port": PORT, "protocol": "TCP"}]}],
-            "egress": [{}] if network else [],
+            "ingress": [{"from": allowed, "ports": [{"port": PORT, "protocol": "TCP"}]}],
+            "egress": [*egress],
         },
     }

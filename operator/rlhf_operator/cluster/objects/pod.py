@@ -30,6 +30,7 @@ from .pod_container import UNPRIVILEGED, build_containers, is_claimed
 from .pod_process import shares_node_network
 from .pod_sharing import IN_ONE_POD, process_settings, processes_in, with_templates
 from .pod_volumes import volumes
+from .sandbox_pod import sandbox_volumes, user_of
 
 Body = dict[str, Any]
 
@@ -100,10 +101,14 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             "terminationGracePeriodSeconds": role.row.grace_seconds,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _POD_SECURITY if defaults.pod_security is None else defaults.pod_security,
+            "securityContext": _security(uid, new)
+            if defaults.pod_security is None
+            else defaults.pod_security,
             **({"initContainers": caches} if caches else {}),
             "containers": [container for container, _ in built],
-            "volumes": volumes(config, pods, pinned.name, defaults),
+            "volumes": sandbox_volumes(config, pods, uid)
+            if role is Role.SANDBOX
+            else volumes(config, pods, pinned.name, defaults),
             **_gpu_claims(config.job, uid, role, pods.gpu),
             **_placement(pods, defaults),
         },
@@ -116,6 +121,12 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
         for place, view in zip(processes, views, strict=True):
             _request_memory(merged["spec"], place.container, host_memory(view, place.role))
     return prefer_others(merged, new.avoid)
+
+
+def _security(uid: str, new: NewPod) -> Body:
+    user = user_of(uid, new.role, new.index)
+    own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {**_POD_SECURITY, **own}
 
 
 def without_requests(pinned: Pinned) -> Pinned:

@@ -23,6 +23,7 @@ from ..config.settings import Defaults
 from .pinned import Pinned
 from .pod_process import environment_of, literal, ports, process_of
 from .pod_volumes import WORKSPACE, mounts
+from .sandbox_pod import sandbox_container
 
 Body = dict[str, Any]
 
@@ -63,6 +64,9 @@ def build_containers(
     }
     section = config.view_of(role, place.index).spec.section(role)
     served = _probes(config.spec, section, place) | _lifecycle(role) if listens(process) else {}
+    if role is Role.SANDBOX:
+        container = sandbox_container(container, config, process, pods, uid)
+        return {**container, "ports": ports(config, process, on_node), **served}, None
     command_line = command(config, process, torchrun=defaults.torchrun)
     cached = pods.model_cache and (place.container == CONTAINER or not place.index)
     cache = _model_cache(container, place, pods) if cached else None

@@ -15,7 +15,7 @@ from rlhf_api.contract.run import (
 )
 from rlhf_api.estimate.sharing.places import shared_places
 from rlhf_api.host.job_files import FOLDER
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 from rlhf_api.sections.pods import PodSettings, amount
 from rlhf_api.spec import Spec
 
@@ -95,16 +95,21 @@ def environment_of(
     }
     del fixed["RLHF_HOST"]
     return [
-        # First, since other variables may reference it.
-        {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        own_address(),  # first, since other variables may reference it
         *({"name": name, "value": value} for name, value in fixed.items()),
-        {
-            "name": "RLHF_TOKEN",
-            "valueFrom": {
-                "secretKeyRef": {"name": token_name(config.job, uid), "key": token_key(process.role)}
-            },
-        },
+        token_of(config, process.role, uid),
     ]
+
+
+def own_address() -> Body:
+    """The variable with the pod's own address."""
+    return {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+def token_of(config: RunConfig, role: Role, uid: str) -> Body:
+    """The variable with the role's token, by reference."""
+    reference = {"name": token_name(config.job, uid), "key": token_key(role)}
+    return {"name": "RLHF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
 def _gpus(config: RunConfig, process: Process) -> dict[str, str]:
@@ -117,7 +122,7 @@ def _gpus(config: RunConfig, process: Process) -> dict[str, str]:
 
 def token_key(role: Role) -> str:
     """The key of the role's token in the job's Secret."""
-    return role.value if role.row.work == "play" else "token"
+    return role.value if role in UNTRUSTED else "token"
 
 
 def literal(value: str) -> str:

@@ -15,6 +15,7 @@ WORKSPACE = "/workspace"
 CONFIG_DIRECTORY = "/etc/rlhf"
 START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
 """Files of a job's ConfigMap: the run's configuration for a start and for a resume."""
+SHARED_MEMORY = "shared-memory"
 CARRIED = f"{CONFIG_DIRECTORY}/files"
 """Directory of the files that the job carries."""
 
@@ -30,17 +31,22 @@ def mounts(config: RunConfig, role: Role, pods: PodSettings) -> list[Body]:
     return [
         {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
         workspace,
-        *(
-            {
-                "name": volume.name,
-                "mountPath": volume.mount_path,
-                "readOnly": volume.read_only,
-                **({"subPath": volume.sub_path} if volume.sub_path else {}),
-            }
-            for volume in pods.volumes
-        ),
+        *own_mounts(pods),
+    ]
+
+
+def own_mounts(pods: PodSettings) -> list[Body]:
+    """Mounts of the manifest's volumes."""
+    return [
+        {
+            "name": volume.name,
+            "mountPath": volume.mount_path,
+            "readOnly": volume.read_only,
+            **({"subPath": volume.sub_path} if volume.sub_path else {}),
+        }
+        for volume in pods.volumes
     ]
 
 
@@ -52,8 +58,15 @@ def volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: De
     return [
         {"name": "config", "configMap": {"name": config_name, **_items(config.spec)}},
         {"name": "tmp", "emptyDir": limit},
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
         {"name": "workspace", **workspace},
+        *own_volumes(pods),
+    ]
+
+
+def own_volumes(pods: PodSettings) -> list[Body]:
+    """/dev/shm, and the manifest's volumes."""
+    return [
+        {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
         *({"name": volume.name, **_source(volume)} for volume in pods.volumes),
     ]
 

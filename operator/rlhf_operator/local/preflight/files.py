@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.algorithms import teachers_of
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import on_one_machine, roles_of
 from rlhf_api.contract.teachers import teacher_field
 from rlhf_api.dataset.chat_template import template_problems
 from rlhf_api.dataset.row_files import TABLES, RowFile, is_parquet
@@ -33,7 +33,7 @@ from ..modules import missing, unplayable, unscoring
 from ..records.provenance import named_code
 from .models import layer_problems, model_problems, tokenizer_problems
 
-_OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
+_OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale", "sandbox"}
 MOST_ROWS = 10
 """Maximum number of problems reported for each file's rows."""
 
@@ -77,7 +77,7 @@ def of_a_cluster(spec: Spec) -> list[str]:
     """Fields that the job sets and that only act on a cluster, as all do of the pods but GPUs, and of the workspace but
     files."""
     sections: dict[str, BaseModel] = {"spec": spec}
-    sections |= {f"spec.{role.value}": spec.section(role) for role in roles_of(spec)}
+    sections |= {f"spec.{role.value}": spec.section(role) for role in roles_of(on_one_machine(spec))}
     sections |= {teacher_field(teacher): teacher for teacher in teachers_of(spec)}
     return [
         f"{where}.{to_camel(name)}"

@@ -200,6 +200,7 @@ CHANGES = [
     ("spec.env.B=b", "spec.env"),
     ("spec.environment={path: 'a:b'}", "spec.environment"),
     ("spec.environment={path: 'a:b', replicas: 2}", "spec.environment"),
+    ("spec.sandbox={pods: {image: i}}", "spec.sandbox"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
     ("spec.scheduling.gang=volcano", "spec.scheduling"),

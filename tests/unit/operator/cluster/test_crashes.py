@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.cluster.world import World
 
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 
 BUDGET = "1000"
 PAIRS = ("spec.generator.tensorParallelSize=2", "spec.generator.podsPerReplica=2")
@@ -56,7 +56,7 @@ def number(world: World, name: str) -> int:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(incidents, st.booleans())
 def test_one_gang_at_a_time_nothing_counted_twice_and_it_comes_right(story, pairs):
-    roles = (role for role in Role if role is not Role.ENVIRONMENT)  # which the job has not
+    roles = (role for role in Role if role not in UNTRUSTED)  # which the job has not
     budgets = tuple(f"spec.{role.value}.backoffLimit={BUDGET}" for role in roles)
     world = World(
         ("spec.trainer.replicas=2", "spec.generator.replicas=2", *budgets, *(PAIRS if pairs else ()))

@@ -29,6 +29,7 @@ from rlhf_operator.kube.clock import ServerClock
 from rlhf_operator.supervision import budget
 
 KEY = ("ns", "job")
+SANDBOXES = ("spec.environment={path: 'a:B'}", "spec.sandbox={replicas: 2, pods: {image: i}}")
 Body = dict[str, Any]
 
 
@@ -745,3 +746,40 @@ def test_jobs_that_are_too_large_are_refused_one_at_a_time():
         assert written == ["first", "second"]
 
     tell(story)
+
+
+def test_a_sandbox_is_replaced_by_two_calls_and_nothing_is_written_for_it(monkeypatch):
+    """Nor is a status, whatever is ready meanwhile, nor a Secret that is there."""
+    calls = []
+
+    async def replace_one(story: Story) -> None:
+        story.submit("a", *SANDBOXES)
+        await story.reconcile()
+        story.run()
+        await story.reconcile()
+        bodies = {pod["metadata"]["name"]: pod for pod in story.cache.pods(KEY)}
+        counted = ("create", "delete", "apply", "apply_status", "get", "scale")
+        for name in counted:
+            monkeypatch.setattr(story.server, name, counting(name, getattr(story.server, name)))
+        ended = {
+            "name": "role",
+            "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"}},
+        }
+        spent = bodies["job-sandbox-1"]
+        status = {"phase": "Succeeded", "containerStatuses": [ended]}
+        story.cache.put(story.server.stored({**spent, "status": status}))
+        await story.reconcile()
+        assert calls == ["delete"]
+        story.cache.drop(story.server.stored(spent, uid=spent["metadata"]["uid"]))
+        await story.reconcile()
+        await story.reconcile()
+        assert calls == ["delete", "create"]
+
+    def counting(name, call):
+        async def counted(*arguments, **named):
+            calls.append(name)
+            return await call(*arguments, **named)
+
+        return counted
+
+    tell(replace_one)

@@ -22,7 +22,7 @@ from tests.unit.api.manifests import job
 from tests.unit.api.rules.test_teachers import TAUGHT
 
 from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
-from rlhf_api.contract.run import Membership, Process, RunConfig, command
+from rlhf_api.contract.run import Membership, Process, RunConfig, command, on_one_machine, roles_of
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import matrices
 from rlhf_api.host import oom, reaper
@@ -549,6 +549,9 @@ def test_layers_of_experts_are_named_as_transformers_fuses_them(tmp_path: Path) 
 
 def test_fields_that_act_on_a_cluster_alone_are_said() -> None:
     assert not of_a_cluster(job("spec.pods.gpu={count: 1}", "spec.env.A=b").spec)
+    boxed = job("spec.environment={path: 'a:B'}", "spec.sandbox={pods: {image: i}}").spec
+    assert of_a_cluster(boxed) == ["spec.sandbox"]
+    assert Role.SANDBOX not in roles_of(on_one_machine(boxed))
     set_all = job(
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=9",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_trainer.environments import sandboxed
+from rlhf_trainer.environments.episode_sandbox import open_sandbox
 from rlhf_trainer.environments.step import Step
 from rlhf_trainer.process.sandbox import Place, sandbox_limits
 
@@ -337,3 +338,15 @@ class Sandboxes:
             Place(), ("sh", "-c", message["content"]), sandbox_limits(512, 5), seconds=100
         )
         return Step("ended" if ran.code is None else ran.output.strip())
+
+
+class Boxed:
+    """Runs each turn as a shell's text in the episode's sandbox, where files stay."""
+
+    async def reset(self, row: dict[str, Any]) -> None:
+        self._sandbox = await open_sandbox()
+        await self._sandbox.write({"row.txt": row["text"]})
+
+    async def step(self, message: dict[str, Any]) -> Step:
+        ran = await self._sandbox.run(("sh", "-c", message["content"]), seconds=20)
+        return Step(f"{ran.code}: {ran.output}", 1.0)

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.support.ports import free_port
+from tests.support.sandbox_pod import sandbox_pod
 from tests.unit.trainer.environments.test_limits import AGENTS
 from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, SLOW, end, reset, say
 from tests.unit.trainer.environments.test_sandboxed import run_at_once
@@ -61,7 +62,13 @@ def section(name: str, **fields: Any) -> dict[str, Any]:
 class Roles:
     """Processes of the role, and the trainer's client of them."""
 
-    def __init__(self, folder: Path, http: HttpClient, fields: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        http: HttpClient,
+        fields: dict[str, Any],
+        sandbox: dict[str, Any] | None = None,
+    ) -> None:
         spec = {
             "algorithm": "grpo",
             "steps": 1,
@@ -70,7 +77,13 @@ class Roles:
             "grpo": {"klCoefficient": 0},
         }
         self._config = RunConfig.model_validate_json(
-            json.dumps({"job": "job", "spec": {**spec, "environment": fields}, "workdir": str(folder)})
+            json.dumps(
+                {
+                    "job": "job",
+                    "spec": {**spec, "environment": fields, "sandbox": sandbox},
+                    "workdir": str(folder),
+                }
+            )
         )
         assert self._config.spec.environment is not None
         self.section = self._config.spec.environment
@@ -89,10 +102,14 @@ class Roles:
         variables["RLHF_TOKEN"] = role_token(TOKEN, Role.ENVIRONMENT)
         command = [sys.executable, "-P", "-m", "rlhf_trainer.roles.environment"]
         self.processes.append(subprocess.Popen(command, env={**os.environ, **variables}, cwd=Path.cwd()))
-        address = f"http://127.0.0.1:{port}"
-        self._members.append(
-            Member(role=Role.ENVIRONMENT, name=process.name, uid=str(index), address=address)
+        self.add(
+            Member(
+                role=Role.ENVIRONMENT, name=process.name, uid=str(index), address=f"http://127.0.0.1:{port}"
+            )
         )
+
+    def add(self, member: Member) -> None:
+        self._members.append(member)
         self.control._membership = Membership(members=tuple(self._members))
 
     async def close(self) -> None:
@@ -103,9 +120,11 @@ class Roles:
 
 
 @asynccontextmanager
-async def roles(folder: Path, name: str, count: int = 1, **fields: Any) -> AsyncIterator[Roles]:
+async def roles(
+    folder: Path, name: str, count: int = 1, sandbox: dict[str, Any] | None = None, **fields: Any
+) -> AsyncIterator[Roles]:
     with HttpClient(TOKEN) as http:
-        made = Roles(folder, http, section(name, **fields))
+        made = Roles(folder, http, section(name, **fields), sandbox)
         try:
             for _ in range(count):
                 made.start()
@@ -174,6 +193,22 @@ def test_calls_have_the_replies_of_workers_beside_the_trainer(
     for reply in (*both[0], *both[1]):
         assert reply.pop("seconds") >= 0.0
     assert both[0] == both[1]
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+def test_its_episodes_have_the_sandboxes_that_the_trainer_tells_of(tmp_path: Path) -> None:
+    async def play() -> None:
+        with sandbox_pod(tmp_path / "pod", role_token(TOKEN, Role.SANDBOX)) as pod:
+            async with roles(tmp_path, "Boxed", sandbox={}) as made:
+                worker = await made.client.free()
+                resetting = asyncio.ensure_future(worker.call(reset(text="later"), LONG))
+                made.add(Member(role=Role.SANDBOX, name="sandbox-0", uid="s", address=pod.address))
+                await resetting
+                reply = await worker.call(say("cat row.txt; echo $PPID"), LONG)
+                assert reply["messages"][0]["content"] == "0: later1\n"
+            await until(lambda: pod.process.poll() == 0)
+
+    asyncio.run(play())
 
 
 def test_tools_are_those_of_the_class(tmp_path: Path) -> None:

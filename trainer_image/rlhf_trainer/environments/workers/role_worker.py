@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any, Self
 
@@ -39,6 +40,8 @@ class RoleWorker:
         self._replied = time.monotonic()
         """Time of the last reply to a call, or of the last sign that one waits for others."""
         self._reading: asyncio.Future[None] | None = None
+        self._sandboxes: Mapping[str, str] = {}
+        """Those that its process was told of."""
 
     @classmethod
     async def start(
@@ -88,6 +91,14 @@ class RoleWorker:
         except Unfit as error:
             return {"error": str(error)}
         return answer
+
+    async def tell_sandboxes(self, addresses: Mapping[str, str]) -> None:
+        """Tells its process of the sandboxes there are, if that is news."""
+        if addresses == self._sandboxes:
+            return
+        self._sandboxes = addresses
+        with suppress(ConnectionError):
+            await self._socket.send_str(json.dumps({"sandboxes": addresses}, separators=(",", ":")))
 
     async def end(self, reason: str) -> None:
         """Closes the connection, which ends the worker."""

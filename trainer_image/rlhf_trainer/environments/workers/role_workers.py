@@ -30,6 +30,12 @@ POLL_SECONDS = 0.2
 _UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
 
 
+def addresses_of(roster: Roster) -> dict[str, str]:
+    """URLs of the sandboxes that serve, by their uids."""
+    members = roster.present(Role.SANDBOX).items()
+    return {uid: member.address for uid, member in members if not member.draining}
+
+
 class RoleWorkers:
     """`workers` of each process of the role, and one with calls one by one; on one event loop. While none of these
     processes answers, who asks for a worker waits, for the role's `startupTimeoutSeconds`."""
@@ -59,6 +65,7 @@ class RoleWorkers:
             middlewares=(self._keys,), auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
         )
         self._keeping = asyncio.ensure_future(self._keep(self._session))
+        self._telling = asyncio.ensure_future(self._tell_sandboxes())
         self.schemas = (await self.free()).schemas
 
     async def free(self, *, one_by_one: bool = False) -> RoleWorker:
@@ -108,10 +115,19 @@ class RoleWorkers:
                 self._starts[place] -= 1
         return None
 
+    async def _tell_sandboxes(self) -> None:
+        """Tells the role's processes which sandboxes there are: they reach nobody who could."""
+        while True:
+            addresses = addresses_of(self._roster)
+            for worker in [each for kind in self._workers.values() for each in kind.workers if each.lives]:
+                await worker.tell_sandboxes(addresses)
+            await asyncio.sleep(POLL_SECONDS)
+
     async def _keep(self, session: aiohttp.ClientSession) -> None:
         """Ends the workers when the event loop's tasks are cancelled at its end, as this one then is."""
         try:
             await asyncio.get_running_loop().create_future()
         finally:
+            self._telling.cancel()
             await asyncio.gather(*(each.end("the run has ended") for each in self._workers.values()))
             await session.close()

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -25,6 +26,7 @@ from ...process.limits import is_limit, limit_data
 from ...process.worker_pipes import take_pipes
 from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
 from ..call_clock import CLOCK, CallClock
+from ..episode_sandbox import OPEN, OpenSandboxes
 from ..step import AgentStep, Step
 from ..turn_text import TurnText
 
@@ -50,6 +52,7 @@ class Episodes:
 
     def __init__(self, make: Callable[[], Episode]) -> None:
         self._make, self._open = make, dict[int, Episode]()
+        self._sandboxes = defaultdict[int, OpenSandboxes](OpenSandboxes)
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to a call."""
@@ -73,6 +76,7 @@ class Episodes:
 
     async def _done(self, call: Mapping[str, Any]) -> dict[str, Any]:
         number = call["episode"]
+        OPEN.set(self._sandboxes[number])
         match call["do"]:
             case "reset":
                 self._open[number] = self._make()
@@ -81,7 +85,10 @@ class Episodes:
                 turn = TurnText(**{name: call[name] for name in TurnText._fields})
                 return (await self._open[number].step(turn))._asdict()
             case _:
-                return {"reward": await self._open.pop(number).end(cut=call["cut"])}
+                try:
+                    return {"reward": await self._open.pop(number).end(cut=call["cut"])}
+                finally:
+                    await self._sandboxes.pop(number).close()
 
 
 def _texts(value: Any) -> list[str]:

@@ -5,7 +5,7 @@ worker with the connection. Imports no torch.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlhf_api.sections.environment import Environment
 from ...dispatch.control import healthy, token_required
 from .interface import TRAINER_SECONDS, WORKER_ROUTE, WorkerEnded
 from .pool import Worker, start_first
+from .sandbox_pods import SandboxPods
 from .worker import LONGEST_CALL
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,11 @@ log = logging.getLogger(__name__)
 class WorkerServer:
     """At most `workers` connections at once, and one with calls one by one."""
 
-    def __init__(self, section: Environment) -> None:
-        self._section, self._is_private = section, True
+    def __init__(self, section: Environment, sandboxes: tuple[str, float] | None = None) -> None:
+        """`sandboxes`: their token, and the longest time in which none comes, in a job that has some."""
+        self._section, self._is_private, self._sandboxes = section, True, sandboxes
+        self._addresses: dict[str, str] = {}
+        """Of the sandboxes, as the trainer has told last."""
         self._spare: Worker | None = None
         """The worker that has shown that the class can be imported, until somebody asks for one."""
         self._open = {False: 0, True: 0}
@@ -42,7 +46,12 @@ class WorkerServer:
         app.cleanup_ctx.append(self._first_worker)
         return app
 
+    def learn_sandboxes(self, addresses: dict[str, str]) -> None:
+        self._addresses = addresses
+
     async def _first_worker(self, _app: web.Application) -> AsyncIterator[None]:
+        if self._sandboxes is not None:
+            await SandboxPods(*self._sandboxes, lambda: self._addresses).start()
         self._spare, self._is_private = await start_first(self._section)
         yield
         if self._spare is not None:
@@ -54,7 +63,7 @@ class WorkerServer:
             raise web.HTTPServiceUnavailable(text="all workers of this process are taken")
         self._open[one_by_one] += 1
         socket = web.WebSocketResponse(heartbeat=TRAINER_SECONDS, max_msg_size=LONGEST_CALL, compress=False)
-        connection = _Connection(socket)
+        connection = _Connection(socket, self.learn_sandboxes)
         starting = asyncio.ensure_future(self._start(one_by_one=one_by_one))
         try:
             await socket.prepare(request)
@@ -78,17 +87,23 @@ class WorkerServer:
 class _Connection:
     """One worker's; it is read all the time, as signs of life are answered by reading."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
-        self._socket, self._running = socket, set[asyncio.Task[None]]()
+    def __init__(self, socket: web.WebSocketResponse, learn: Callable[[dict[str, str]], None]) -> None:
+        """`learn`: called with the sandboxes' addresses, by their uids."""
+        self._socket, self._learn, self._running = socket, learn, set[asyncio.Task[None]]()
 
     async def serve(self, starting: "asyncio.Future[Worker]") -> None:
         """Passes calls on until the connection is closed."""
         self._begin(self._tell_start(starting))
         try:
             async for message in self._socket:
-                if message.type is not WSMsgType.TEXT or not starting.done():
+                if message.type is not WSMsgType.TEXT:
                     break
                 call = json.loads(message.data)
+                if "sandboxes" in call:
+                    self._learn(dict(call["sandboxes"]))
+                    continue
+                if not starting.done():
+                    break
                 self._begin(self._pass_on(starting.result(), call["id"], call["seconds"], call["call"]))
         except (ValueError, KeyError, TypeError):
             log.warning("a connection is closed: what came is no call")

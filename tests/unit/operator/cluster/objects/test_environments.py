@@ -16,7 +16,7 @@ from tests.unit.operator.cluster.objects.test_pod import (
 
 from rlhf_api.contract.run import role_token
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 from rlhf_api.rules.pods.placement import cluster_problems
 from rlhf_operator.cluster.objects.companions import companions, owned, token, token_secret
 from rlhf_operator.job.names import role_labels
@@ -85,7 +85,9 @@ def test_its_token_is_not_the_jobs() -> None:
     assert given == {"secretKeyRef": {"name": "job-token-1", "key": "environment"}}
     data = token_secret(b"k", owner())["stringData"]
     own = token(b"k", owner())
-    assert data == {"token": own, "environment": role_token(own, Role.ENVIRONMENT)}
+    tokens = {role.value: role_token(own, role) for role in UNTRUSTED}
+    assert data == {"token": own, **tokens}
+    assert len({*data.values()}) == len(data)
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.api.manifests import job
 from tests.unit.operator.cluster.world import TODAY, World
 
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 from rlhf_operator.cluster.decide.pod_groups import group_pods, membership
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
@@ -24,8 +24,8 @@ def pod(role: Role, index: int = 0, *overrides: str, uid: str = "job-uid"):
 
 
 def ports(uid: str, *overrides: str) -> list[int]:
-    """Of the container of every pod of the job, which has no environments."""
-    roles = [role for role in Role if role is not Role.ENVIRONMENT]  # whose pods take no template of the job
+    """Of the container of every pod of the job, which has neither environments nor sandboxes."""
+    roles = [role for role in Role if role not in UNTRUSTED]  # whose pods take no template of the job
     places = [(role, index) for role in roles for index in range(8 if role is Role.GENERATOR else 2)]
     containers = [pod(*place, *overrides, uid=uid)["spec"]["containers"][0] for place in places]
     return [port["containerPort"] for container in containers for port in container["ports"]]

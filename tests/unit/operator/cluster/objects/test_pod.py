@@ -128,7 +128,7 @@ def test_pods_pass_the_restricted_standard(role):
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
+        "readOnlyRootFilesystem": role is not Role.SANDBOX,
         "capabilities": {"drop": ["ALL"]},
     }
     assert not any("hostPath" in volume for volume in spec["volumes"])

@@ -1,0 +1,213 @@
+"""Pods of sandboxes: the user's image as it is, with nothing of the job in it, and one for each episode."""
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.unit.api.manifests import job
+from tests.unit.operator.cluster.objects.test_environments import ENVIRONMENT, policies, selects
+from tests.unit.operator.cluster.objects.test_pod import EVERYTHING, env, owner, pinned, pod, role_container
+from tests.unit.operator.cluster.world import World, names
+
+from rlhf_api.contract.sandbox_server import CLAIMED
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.runtime import RuntimeSpec, merged
+from rlhf_api.roles import Role
+from rlhf_api.rules.pods.placement import cluster_problems
+from rlhf_operator.cluster.act.status_writer import is_worth_writing
+from rlhf_operator.cluster.objects.companions import companions, owned
+from rlhf_operator.job.names import role_labels
+from rlhf_operator.job.ports import PORT
+
+PLAYS = "spec.environment={path: 'a:B'}"
+SANDBOX = "spec.sandbox={replicas: 2, pods: {image: 'swe:1'}}"
+GIVEN = (*EVERYTHING, PLAYS, SANDBOX)
+FIRST, SECOND = "job-sandbox-0", "job-sandbox-1"
+
+
+def test_their_objects_are_valid_for_kubernetes_1_37() -> None:
+    made = companions(pinned(*GIVEN), "job-uid", "system")
+    (files,) = [body for body in made if body["metadata"]["name"] == "job-sandbox-job-uid"]
+    assert files["data"].keys() == {"server", "proof"}
+    for body in (pod(Role.SANDBOX, *GIVEN), *made):
+        kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
+
+
+def test_a_pod_has_the_users_image_as_it_is_and_nothing_of_the_job_but_its_token() -> None:
+    body = pod(Role.SANDBOX, *GIVEN)
+    spec, container = body["spec"], role_container(body)
+    assert container["image"] == "swe:1"
+    assert container["command"] == ["python3", "-I", "-S", "/rlhf"]
+    assert "workingDir" not in container
+    assert env(body).keys() == {"RLHF_HOST", "RLHF_PORT", "RLHF_TERMINATION_LOG", "RLHF_TOKEN"}
+    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-token-1", "key": "sandbox"}}
+    assert container["envFrom"] == []
+    assert {volume["name"] for volume in spec["volumes"]} == {"server", "shared-memory"}
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["priorityClassName"] == "high"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_each_has_a_user_of_its_own_which_a_template_may_change() -> None:
+    users = [pod(Role.SANDBOX, *GIVEN, index=i)["spec"]["securityContext"]["runAsUser"] for i in (0, 1)]
+    assert users[1] == users[0] + 1 > 1_000_000
+    root = "{spec: {securityContext: {runAsUser: 0, runAsNonRoot: false}, runtimeClassName: gvisor}}"
+    body = pod(Role.SANDBOX, PLAYS, f"spec.sandbox={{pods: {{image: i, template: {root}}}}}")
+    assert body["spec"]["runtimeClassName"] == "gvisor"
+    assert body["spec"]["securityContext"]["runAsUser"] == 0
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        (
+            "{}",
+            {"requests": {"ephemeral-storage": "0"}, "limits": {"memory": "2Gi", "ephemeral-storage": "4Gi"}},
+        ),
+        (
+            "{requests: {memory: 4Gi}, limits: {ephemeral-storage: 1Gi}}",
+            {"requests": {"memory": "4Gi"}, "limits": {"ephemeral-storage": "1Gi"}},
+        ),
+    ],
+)
+def test_what_it_may_take_has_limits_unless_the_manifest_has_others(
+    resources: str, expected: dict[str, Any]
+) -> None:
+    body = pod(Role.SANDBOX, PLAYS, f"spec.sandbox={{pods: {{image: i, resources: {resources}}}}}")
+    assert role_container(body)["resources"] == expected
+
+
+@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("plays", [PLAYS, ENVIRONMENT])
+def test_environments_alone_reach_it_and_it_reaches_what_network_says(plays: str, *, network: bool) -> None:
+    ours, *others = policies(*EVERYTHING, plays, SANDBOX, f"spec.sandbox.network={str(network).lower()}")
+    labels = {role: role_labels("job", role) for role in Role}
+    *of_environments, its = others
+    assert [role for role in Role if selects(its["podSelector"], labels[role])] == [Role.SANDBOX]
+    (rule,) = its["ingress"]
+    peers = [role for role in Role if any(selects(p["podSelector"], labels[role]) for p in rule["from"])]
+    assert peers == [Role.TRAINER, *([Role.ENVIRONMENT] if of_environments else [])]
+    assert rule["ports"] == [{"port": PORT, "protocol": "TCP"}]
+    assert its["egress"] == ([{}] if network else [])
+    assert not selects(ours["podSelector"], labels[Role.SANDBOX])
+    for policy in of_environments:
+        ((reached,),) = [rule["to"] for rule in policy["egress"]]
+        assert [role for role in Role if selects(reached["podSelector"], labels[role])] == [Role.SANDBOX]
+
+
+def playing() -> World:
+    """A job all of whose pods run."""
+    world = World((PLAYS, SANDBOX))
+    world.settle()
+    return world
+
+
+def sandbox_status(world: World) -> tuple[int, int]:
+    assert world.status is not None
+    status = world.status.roles[Role.SANDBOX]
+    return status.ready, status.restarts
+
+
+@pytest.mark.parametrize(("code", "message"), [(0, ""), (0, CLAIMED), (137, CLAIMED)])
+def test_a_sandbox_that_had_its_episode_is_replaced_at_once_and_never_counted(
+    code: int, message: str
+) -> None:
+    world = playing()
+    for _ in range(20):  # far beyond any budget, and without a pause
+        made = len(world.made)
+        world.end(FIRST, code, message)
+        assert names(world.step(0.0)) == ([], [FIRST])
+        assert names(world.step(0.0)) == ([], []), "its name is taken"
+        assert len(sandboxes(world)) == 2
+        world.kubelet()
+        assert names(world.step(0.0)) == ([FIRST], [])
+        assert len(sandboxes(world)) == 2, "never more than replicas"
+        world.kubelet()
+        assert len(world.made) == made + 1
+    world.step()
+    assert sandbox_status(world) == (2, 0)
+
+
+def sandboxes(world: World) -> list[str]:
+    return [name for name in world.pods if "sandbox" in name]
+
+
+def test_sandboxes_that_cannot_start_end_the_job_with_the_reason() -> None:
+    world = World((PLAYS, SANDBOX))
+    for _ in range(60):
+        world.step(20.0)
+        for name in [*world.pods]:
+            if name in (FIRST, SECOND) and not world.over(name):
+                world.end(name, 128, 'exec: "python3": executable file not found in $PATH')
+        for name, body in [*world.pods.items()]:
+            if "deletionTimestamp" in body["metadata"]:
+                del world.pods[name]
+    assert world.status is not None
+    assert world.status.phase == "Failed"
+    assert "python3" in world.status.message
+
+
+def test_members_are_those_that_can_be_claimed() -> None:
+    world = playing()
+    members = {member.name for member in world.make_plan().members.members}
+    assert {"sandbox-0", "sandbox-1"} <= members
+    world.pods[SECOND]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    members = {member.name for member in world.make_plan().members.members}
+    assert "sandbox-0" in members
+    assert "sandbox-1" not in members
+
+
+def test_a_replaced_sandbox_is_no_reason_to_write_a_status() -> None:
+    world = playing()
+    assert world.status is not None
+
+    def content(status: JobStatus) -> dict[str, Any]:
+        return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    before = content(world.status)
+    world.end(FIRST, 0)
+    world.step(0.0)
+    assert sandbox_status(world) == (1, 0)
+    assert not is_worth_writing(before, content(world.status), age=1.0)
+    world.end(SECOND, 0)
+    world.step(0.0)
+    assert is_worth_writing(before, content(world.status), age=1.0), "none is left"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "message"),
+    [
+        (("spec.sandbox={}", PLAYS), "spec.sandbox.pods.image", "name an image with python3"),
+        ((SANDBOX,), "spec.sandbox", "applies only to episodes.* spec.environment is not set"),
+        (
+            (PLAYS, SANDBOX, "spec.sandbox.pods.modelCache=/c"),
+            "spec.sandbox.pods.modelCache",
+            "is of models",
+        ),
+        (
+            (PLAYS, SANDBOX, "spec.environment.parallel=3"),
+            "spec.environment.parallel",
+            "there are 2 .* got 3",
+        ),
+        (
+            (PLAYS, SANDBOX, "spec.trainer.replicas=2", "spec.generator={sharedWithTrainer: true}"),
+            *("spec.sandbox", "use generators, or one rank; got 2 ranks"),
+        ),
+    ],
+)
+def test_what_no_episode_could_have_is_refused(overrides: tuple[str, ...], where: str, message: str) -> None:
+    with pytest.raises(InvalidJob, match=rf"{where}: .*{message}"):
+        job(*overrides)
+
+
+def test_they_have_no_place_in_a_pod_that_processes_share() -> None:
+    with pytest.raises(InvalidJob, match=r"spec\.sandbox: sandboxes are pods of their own"):
+        job(PLAYS, SANDBOX, "spec.placement=shared")
+    assert not [*cluster_problems(job(PLAYS, SANDBOX).spec)]
+
+
+def test_a_runtime_may_name_the_image() -> None:
+    runtime = RuntimeSpec.model_validate({"sandbox": {"pods": {"image": "swe:2"}}})
+    own = job(PLAYS, "spec.sandbox={}", "spec.runtime={name: r}")
+    assert merged(own.spec, runtime).pods_of(Role.SANDBOX).image == "swe:2"

@@ -1,0 +1,196 @@
+"""Sandboxes in pods: one episode each, limits that its commands meet, and claims by workers without a network."""
+
+import ast
+import asyncio
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.sandbox_pod import SandboxPod, sandbox_pod
+from tests.unit.trainer.environments.test_pool import LONG, NONE, end, pool, reset, say
+
+from rlhf_api.contract import proof, sandbox_server
+from rlhf_api.contract.run import EXIT_INVALID
+from rlhf_trainer.environments.episode_sandbox import SOCKET, PodSandbox, SandboxLost, open_sandbox
+from rlhf_trainer.environments.workers.sandbox_pods import SandboxPods
+from rlhf_trainer.extend import Ran
+
+pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
+TOKEN = "of sandboxes"
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[list[SandboxPod]]:
+    """Two of them."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(sandbox_pod(tmp_path / str(i), TOKEN)) for i in range(2)]
+
+
+@asynccontextmanager
+async def claims(
+    monkeypatch: pytest.MonkeyPatch, pods: list[SandboxPod], token: str = TOKEN, seconds: float = LONG
+) -> AsyncIterator[None]:
+    """The socket that workers claim these pods by."""
+    monkeypatch.setenv(SOCKET, "")
+    addresses = {str(i): pod.address for i, pod in enumerate(pods)}
+    await SandboxPods(token, seconds, lambda: addresses).start()
+    yield
+
+
+def test_what_runs_in_the_users_image_needs_no_more_than_python_3_8() -> None:
+    for module in (sandbox_server, proof):
+        assert module.__file__ is not None
+        text = Path(module.__file__).read_text()
+        ast.parse(text, feature_version=(3, 8))
+        assert "from __future__ import annotations" in text
+    assert sandbox_server._EXIT_INVALID == EXIT_INVALID
+
+
+def test_commands_meet_their_limits_and_the_next_one_runs(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = {
+        "cat; echo wrong >&2; exit 3": Ran(3, "given"),
+        "kill -TERM $$": Ran(128 + signal.SIGTERM, ""),
+        "echo kept > file; sleep 999 & echo started": Ran(0, "started\n"),
+        "cat file; ls /proc | grep -c '^[0-9]'": Ran(0, "kept\n4\n"),  # the server, this shell, ls and grep
+        "exec >&-; sleep 0.1; exit 4": Ran(4, ""),
+        "kill -KILL 1; kill -STOP 1; cat /proc/1/environ; echo $? ${RLHF_TOKEN-none}": Ran(0, "1 none\n"),
+        "head -c 65537 /dev/zero": None,
+        "bomb() { bomb | bomb & }; bomb; sleep 99": None,
+        "for i in $(seq 300); do sleep 99 & done": Ran(2, ""),  # by the kernel, which lets it make no more
+        "sleep 99": None,
+        "echo again": Ran(0, "again\n"),
+    }
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods):
+            sandbox = await open_sandbox()
+            for command, expected in cases.items():
+                seconds = 0.3 if command.endswith("sleep 99") else LONG
+                ran = await sandbox.run(("sh", "-c", command), "given", seconds=seconds)
+                assert ran == expected if expected else ran.code is None, command
+            ran = await sandbox.run(("/no-such-program",))
+            assert (ran.code, "No such file" in ran.output) == (127, True)
+            waiting = asyncio.ensure_future(sandbox.run(("sleep", "1")))
+            await asyncio.sleep(0)
+            for pod in pods:
+                probe = await asyncio.to_thread(urllib.request.urlopen, f"{pod.address}/health")
+                assert probe.read() == b"ok"
+            assert await waiting == Ran(0, "")
+            await sandbox.close()
+            await asyncio.to_thread(ended_one, pods)
+
+    asyncio.run(check())
+
+
+def ended_one(pods: list[SandboxPod]) -> None:
+    """Waits for the end of one: with exit code 0, and the word for the operator."""
+    while not (over := [pod for pod in pods if pod.process.poll() is not None]):
+        time.sleep(0.01)
+    (pod,) = over
+    assert pod.process.returncode == 0
+    assert pod.log.read_text() == sandbox_server.CLAIMED
+    pods.remove(pod)
+
+
+def test_an_episodes_end_is_its_pods_and_a_worker_without_a_network_has_the_next_one(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, pods), pool("Boxed") as workers:
+            worker = await workers.free()
+            for number, name in enumerate(("first", "second")):
+                await worker.call(reset(number, text=name), LONG)
+                reply = await worker.call(say("cat row.txt; touch more; ls *.txt more", number), LONG)
+                assert reply["messages"][0]["content"] == f"0: {name}more\nrow.txt\n"
+                await worker.call(end(number), LONG)
+                await asyncio.to_thread(ended_one, pods)
+            assert not pods, "none has two"
+
+    asyncio.run(check())
+
+
+def test_an_episode_whose_pod_ends_fails_and_its_next_life_has_another(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, pods), pool("Boxed") as workers:
+            worker = await workers.free()
+            await worker.call(reset(text=""), LONG)
+            (claimed,) = [pod for pod in pods if pod.log.read_text()]
+            stepping = asyncio.ensure_future(worker.call(say("sleep 99"), LONG))
+            while not any(each.name() == "sleep" for each in claimed.server.children(recursive=True)):
+                await asyncio.sleep(0.01)
+            claimed.kill()
+            reply = await stepping
+            assert "SandboxLost: the sandbox's pod has ended" in reply["failed"]
+            await worker.call(end(), LONG)
+            await worker.call(reset(1, text=""), LONG)
+            assert (await worker.call(say("echo again", 1), LONG))["messages"][0]["content"] == "0: again\n"
+
+    asyncio.run(check())
+
+
+def test_a_pod_that_is_anothers_or_not_there_is_no_ones_and_the_wait_ends_with_the_reason(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def claim(token: str, seconds: float = LONG) -> None:
+        async with claims(monkeypatch, pods, token, seconds):
+            await open_sandbox()
+
+    async def check() -> None:
+        with pytest.raises(SandboxLost, match="no sandbox's pod was free"):
+            await claim("another's", 0.1)
+        for _ in pods:
+            await claim(TOKEN)
+        with pytest.raises(SandboxLost, match="no sandbox's pod was free"):
+            await claim(TOKEN, 0.1)
+
+    asyncio.run(check())
+
+
+def test_a_worker_that_dies_leaves_no_pod_behind(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, pods), pool("Boxed") as workers:
+            worker = await workers.free()
+            await worker.call(reset(text=""), LONG)
+            os.kill(worker.pid, signal.SIGKILL)
+            await asyncio.to_thread(ended_one, pods)
+
+    asyncio.run(check())
+
+
+def test_a_hanging_pod_is_given_up(pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_trainer.environments.episode_sandbox._HANG_SECONDS", 0.1)
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods):
+            sandbox = await PodSandbox.claim(os.environ[SOCKET])
+            for pod in pods:
+                pod.server.suspend()
+            with pytest.raises(SandboxLost, match="hangs"):
+                await sandbox.run(("true",), seconds=0.1)
+
+    asyncio.run(check())
+
+
+def test_without_pods_it_is_a_folder_of_this_machine_in_which_files_stay() -> None:
+    async def check() -> None:
+        async with pool("Boxed") as workers:
+            worker = await workers.free()
+            await worker.call(reset(text="here"), LONG)
+            replies = [
+                await worker.call(say(text), LONG) for text in ("cat row.txt > b", "cat /tmp/b; ls /job")
+            ]
+            assert replies[1]["messages"][0]["content"] == "2: here"
+            await worker.call(end(), LONG)
+
+    asyncio.run(check())

@@ -1,0 +1,129 @@
+"""Claims pods of `spec.sandbox` for worker processes, which have neither a network nor the key: a connection to the
+socket here is that to a pod, once one is free. Its end is the pod's, whoever dies. Imports no torch.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlhf_api.contract.proof import PROOF_BYTES, key_of, new_nonce
+from rlhf_api.contract.sandbox_server import keep_alive
+
+from ..episode_sandbox import SOCKET
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS, SIGN_SECONDS, AVOID_SECONDS = 5.0, 0.5, 5.0
+"""Deadline of a claim; interval of signs to who waits for one, and of looks for a free pod; time for which a pod that
+did not answer is left alone."""
+_PIECE = 64 << 10
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class SandboxPods:
+    """On one event loop. A pod has one episode, so each is asked once."""
+
+    def __init__(self, token: str, seconds: float, addresses: Callable[[], Mapping[str, str]]) -> None:
+        """`token`: of sandboxes; `seconds`: the longest time in which no pod comes; `addresses`: URLs of the pods that
+        serve now, by their uids."""
+        self._token, self._seconds, self._addresses = token, seconds, addresses
+        self._tried, self._avoided = set[str](), dict[str, float]()
+        self._present, self._changed = frozenset[str](), time.monotonic()
+        """Uids of the pods there were at the last look, and when they changed, or one was claimed."""
+        self._folder = tempfile.TemporaryDirectory()
+
+    async def start(self) -> None:
+        """Opens the socket, for the workers that start from now on."""
+        path = str(Path(self._folder.name, "claims"))
+        self._server = await asyncio.start_unix_server(self._serve, path)
+        os.environ[SOCKET] = path
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pod: Pair | None = None
+        try:
+            while pod is None and not reader.at_eof():
+                pod = await self._claim_free()
+                if pod is not None or time.monotonic() > self._changed + self._seconds:
+                    break
+                _send(writer, {"waits": True})
+                await writer.drain()
+                await asyncio.sleep(SIGN_SECONDS)
+            if pod is None:
+                _send(writer, {"error": f"no sandbox's pod was free for {self._seconds:g} s (spec.sandbox)"})
+                return
+            _send(writer, {"claimed": True})
+            ends = [asyncio.ensure_future(_copy(*pair)) for pair in ((reader, pod[1]), (pod[0], writer))]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for each in ends:
+                each.cancel()
+        except (ConnectionError, asyncio.CancelledError):  # the worker has left, or this process ends
+            pass
+        finally:
+            for end in filter(None, (writer, pod and pod[1])):
+                end.close()
+
+    async def _claim_free(self) -> Pair | None:
+        """A pod that was free, unless none was there."""
+        while (uid := self._choose()) is not None:
+            self._tried.add(uid)
+            try:
+                pod = await _claim(self._addresses()[uid], self._token)
+            except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+                log.warning("a sandbox's pod did not answer: %s", error or type(error).__name__)
+                self._tried.discard(uid)
+                self._avoided[uid] = time.monotonic() + AVOID_SECONDS
+                continue
+            if pod is not None:
+                self._changed = time.monotonic()
+                return pod
+        return None
+
+    def _choose(self) -> str | None:
+        """Any one, as those who claim in other processes choose too."""
+        now, present = time.monotonic(), frozenset(self._addresses())
+        if present != self._present:
+            self._present, self._changed = present, now
+        self._tried &= present
+        self._avoided = {uid: until for uid, until in self._avoided.items() if now < until}
+        free = sorted(present - self._tried - self._avoided.keys())
+        return random.choice(free) if free else None
+
+
+async def _claim(address: str, token: str) -> Pair | None:
+    """A connection to a pod that is ours now; None where it has an episode already. Raises OSError, TimeoutError and
+    ValueError."""
+    at, nonce = urlsplit(address), new_nonce()
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=PROOF_BYTES)
+        claimed = False
+        try:
+            keep_alive(writer.get_extra_info("socket"))
+            _send(writer, {"nonce": nonce})
+            key = key_of(token, address, nonce, await reader.readline())
+            if key is None:
+                raise OSError(f"{address}: what answers there is no sandbox of this job")
+            _send(writer, {"key": key})
+            claimed = json.loads(await reader.readline())["claimed"] is True
+        finally:
+            if not claimed:
+                writer.close()
+    return (reader, writer) if claimed else None
+
+
+def _send(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while piece := await reader.read(_PIECE):
+            writer.write(piece)
+            await writer.drain()
