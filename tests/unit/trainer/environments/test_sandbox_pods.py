@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import json
 import os
 import signal
 import time
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import pytest
 from tests.support.sandbox_pod import SandboxPod, sandbox_pod
+from tests.unit.trainer.environments.test_harbor import make_task
 from tests.unit.trainer.environments.test_pool import LONG, NONE, end, pool, reset, say
 
 from rlhf_api.contract import proof, sandbox_server
 from rlhf_api.contract.run import EXIT_INVALID
+from rlhf_api.field_types import READY_MADE
+from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.episode_sandbox import SOCKET, PodSandbox, SandboxLost, open_sandbox
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.environments.workers.sandbox_pods import SandboxPods
 from rlhf_trainer.extend import Ran
 
@@ -194,3 +199,44 @@ def test_without_pods_it_is_a_folder_of_this_machine_in_which_files_stay() -> No
             await worker.call(end(), LONG)
 
     asyncio.run(check())
+
+
+HARBOR = "FROM swe:1\nRUN make everything\nENV WORD=hello\nWORKDIR /app\nCOPY --chmod=755 run.sh /app/\n"
+
+
+def test_a_harbor_task_is_played_in_the_pod_whose_image_has_what_its_dockerfile_makes(
+    pods: list[SandboxPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task(
+        tmp_path / "shout",
+        dockerfile=HARBOR,
+        tests='[ "$(cat answer.txt)" = hello ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n',
+        solution="./run.sh > answer.txt\n",
+    )
+    (task / "environment" / "run.sh").write_text("#!/bin/sh\necho $WORD\n")
+    folders = {"folder": str(tmp_path)}
+    plant = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; find /tests /solution; pwd"
+
+    async def check() -> None:
+        section = Environment(path=READY_MADE["harbor"], settings=folders, workers=1)
+        workers = WorkerPool(section)
+        async with claims(monkeypatch, pods):
+            try:
+                await workers.start()
+                worker = await workers.free()
+                opened = await worker.call(reset(text="", task="shout"), LONG)
+                assert opened["text"] == "Shout."
+                await asyncio.to_thread(ended_one, pods)  # in which the task's own solution was checked
+                reply = await worker.call(bash(plant), LONG)
+                assert reply["messages"][0]["content"] == "/tests\n/solution\n/app\n"
+                reply = await worker.call(say("Done."), LONG)
+                assert (reply["reward"], reply["done"]) == (0.0, True)
+            finally:
+                await workers.close()
+
+    asyncio.run(check())
+
+
+def bash(command: str) -> dict[str, object]:
+    text = f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
+    return {**say(""), "raw": text}

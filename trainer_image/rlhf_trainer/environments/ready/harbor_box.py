@@ -14,6 +14,7 @@ from ...process.numbers import finite_number
 from ...process.timeouts import Timeouts
 from ...process.usage import out_of_memory_kills
 from ..adapter import LARGEST_REWARD
+from ..episode_sandbox import SandboxLost
 from ..sandboxed import Ran
 from .harbor_files import LOGS, SOLUTION, TESTS, Task
 
@@ -86,6 +87,8 @@ class Box(ABC):
         ran = await self._run_of_task(text, TESTS, self.task.tests, seconds, verifier.env)
         try:
             judged = Judged(_reward(await self._read_rewards(), name), ran.output)
+        except SandboxLost:
+            raise
         except (OSError, ValueError) as error:
             if out_of_memory_kills() == kills and judgments.is_of_response(began):
                 return Judged(0.0, ran.output)

@@ -10,10 +10,12 @@ from weakref import WeakKeyDictionary
 from rlhf_api.errors.problem import show
 from rlhf_api.host.job_files import FOLDER
 
+from ..episode_sandbox import SOCKET
 from ..sandboxed import waiting_for_commands
 from .harbor_box import SHOWN, Box, script
 from .harbor_files import Task, read_task, tasks_in
 from .harbor_folder import FolderBox
+from .harbor_pod import PodBox
 from .row_seed import seed_of
 
 _CUT = "(the rest is left out)"
@@ -51,7 +53,7 @@ class HarborTask:
         task = read_task(self._folder / name)
         if self._check:
             await self._checked(task)
-        self._box = await asyncio.to_thread(FolderBox, task)
+        self._box = await _open_box(task)
         if self._is_closed:
             await self.close()
         return task.instruction
@@ -95,6 +97,11 @@ class HarborTask:
             await self._box.remove()
 
 
+async def _open_box(task: Task) -> Box:
+    """In a pod, where the job has sandboxes."""
+    return await PodBox.open(task) if SOCKET in os.environ else await asyncio.to_thread(FolderBox, task)
+
+
 async def _check(task: Task, name: str) -> None:
     """Raises RuntimeError for a task whose own solution has no reward here."""
     left_out = "; ".join(task.left_out)
@@ -103,7 +110,7 @@ async def _check(task: Task, name: str) -> None:
             message = f"{task.folder} has no solution to check it by, and its Dockerfile has {show(left_out)}"
             raise RuntimeError(f"{message}; with `check: false` it is played as it is")
         return
-    box = await asyncio.to_thread(FolderBox, task)
+    box = await _open_box(task)
     try:
         solved = await box.solve()
         judged = await box.judge(name)
