@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +21,16 @@ from rlhf_api.contract import proof, sandbox_server
 from rlhf_api.contract.run import EXIT_INVALID
 from rlhf_api.field_types import READY_MADE
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.episode_sandbox import SOCKET, PodSandbox, SandboxLost, open_sandbox
+from rlhf_trainer.environments.adapter import EpisodeOfClass
+from rlhf_trainer.environments.episode_sandbox import (
+    SOCKET,
+    EpisodeSandbox,
+    PodSandbox,
+    SandboxLost,
+    open_sandbox,
+)
+from rlhf_trainer.environments.program.process import AgentProcess
+from rlhf_trainer.environments.turn_text import TurnText
 from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.environments.workers.sandbox_pods import SandboxPods
 from rlhf_trainer.extend import Ran
@@ -145,9 +155,11 @@ def test_an_episode_whose_pod_ends_fails_and_its_next_life_has_another(
 def test_a_pod_that_is_anothers_or_not_there_is_no_ones_and_the_wait_ends_with_the_reason(
     pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    claimed = list[EpisodeSandbox]()  # which ends with the connection
+
     async def claim(token: str, seconds: float = LONG) -> None:
         async with claims(monkeypatch, pods, token, seconds):
-            await open_sandbox()
+            claimed.append(await open_sandbox())
 
     async def check() -> None:
         with pytest.raises(SandboxLost, match="no sandbox's pod was free"):
@@ -158,6 +170,50 @@ def test_a_pod_that_is_anothers_or_not_there_is_no_ones_and_the_wait_ends_with_t
             await claim(TOKEN, 0.1)
 
     asyncio.run(check())
+
+
+def test_a_tool_without_its_sandbox_is_no_error_that_the_policy_reads() -> None:
+    class Lost:
+        def reset(self) -> None: ...
+
+        def read_file(self) -> str:
+            """Reads."""
+            raise SandboxLost("gone")
+
+    call = '<tool_call>{"name": "read_file", "arguments": {}}</tool_call>'
+    with pytest.raises(SandboxLost, match="gone"):
+        asyncio.run(EpisodeOfClass(Lost, {}).step(TurnText(call, call)))
+
+
+def test_a_program_in_namespaces_of_its_own_claims_one_too(
+    pods: list[SandboxPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(PROGRAM)
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods):
+            section = Environment(program=(sys.executable, str(program)))
+            process = await AgentProcess.start(section, {}, {})
+            try:
+                assert await process.ended() == 1.0
+            finally:
+                await process.end()
+            await asyncio.to_thread(ended_one, pods)
+
+    asyncio.run(check())
+
+
+PROGRAM = """
+import asyncio, json
+from rlhf_trainer.extend import open_sandbox
+
+async def play():
+    ran = await (await open_sandbox()).run(("sh", "-c", "ls -A /app; echo $PPID"))
+    print(json.dumps({"reward": float(ran.output == "1\\n")}))
+
+asyncio.run(play())
+"""
 
 
 def test_a_worker_that_dies_leaves_no_pod_behind(
