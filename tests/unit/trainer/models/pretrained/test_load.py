@@ -18,6 +18,7 @@ from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, Pr
 from transformers.modeling_layers import GenericForTokenClassification
 
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.optimizer import Optimizer
 from rlhf_trainer.engines.vllm.serve.launch import places_images
 from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import response_values, sequence_scores
@@ -341,7 +342,7 @@ def test_an_optimizer_that_cannot_be_compiled_here_is_refused_with_what_to_do(mo
     monkeypatch.delenv("CXX", raising=False)
     own = deepspeed_settings({"optimizer": {"type": "AdamW"}}, ADAM, 1.0)
     with pytest.raises(InvalidJob, match=r"no C\+\+ compiler; set optimizer.params.torch_adam true"):
-        initialize(torch.nn.Linear(2, 2), own, ADAM)
+        initialize(torch.nn.Linear(2, 2), own, ADAM, Optimizer())
     for built in ({}, {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}):
         assert missing_tools(deepspeed_settings(built, ADAM, 1.0), away=False) == []
 
