@@ -15,12 +15,9 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
     section = spec.evaluation
     if section is None:
         return
-    if sampled and section.function is None and spec.environment is None:
-        yield Problem("spec.evaluation.function", "is required and missing: it judges the responses")
-    if sampled and section.function is not None and Role.REWARD not in spec.graph.roles:
-        message = f"runs in the reward role, and the job has none: {_without_reward(spec)}"
-        yield Problem("spec.evaluation.function", f"{message}; got {show(section.function)}")
-    if not sampled:
+    if sampled:
+        yield from _metrics(spec, section)
+    else:
         yield from _of_responses("spec.evaluation", section, spec.algorithm)
         for i, evaluation_set in enumerate(section.sets or ()):
             yield from _of_responses(f"spec.evaluation.sets[{i}]", evaluation_set, spec.algorithm)
@@ -44,6 +41,37 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
             yield Problem(f"{where}.temperature", f"{message}; got {evaluation_set.temperature:g}")
 
 
+def _metrics(spec: Spec, section: Evaluation) -> Iterator[Problem]:
+    """Problems of what judges sampled responses."""
+    if section.function is None and section.metrics is None and spec.environment is None:
+        message = (
+            "is required and missing: it judges the responses; so do metrics, of which there may be several"
+        )
+        yield Problem("spec.evaluation.function", message)
+    if section.function is not None and section.metrics is not None:
+        message = "is the short form of one metric, and metrics is set too; make it one of these"
+        yield Problem("spec.evaluation.function", f"{message}; got {show(section.function)}")
+    if Role.REWARD not in spec.graph.roles:
+        message = f"runs in the reward role, and the job has none: {_without_reward(spec)}"
+        if section.function is not None:
+            yield Problem("spec.evaluation.function", f"{message}; got {show(section.function)}")
+        elif section.metrics is not None:
+            yield Problem("spec.evaluation.metrics", f"{message}; got {len(section.metrics)}")
+        return
+    names, models = set[str](), [model.name for model in spec.reward_models]
+    for where, metric in section.placed_metrics.items():
+        if metric.metric in names:
+            message = "two metrics have this name; give this one another"
+            yield Problem(f"{where}.name", f"{message}; got {metric.metric!r}")
+        names.add(metric.metric)
+        if metric.model is not None and metric.model not in models:
+            there = f"has {', '.join(models)}" if models else "has none"
+            message = (
+                f"must name a reward model of the job, which {there} (spec.reward.models, spec.model.reward)"
+            )
+            yield Problem(f"{where}.model", f"{message}; got {metric.model!r}")
+
+
 def _without_reward(spec: Spec) -> str:
     """The reason that a job which samples responses has no reward role, and what to do."""
     if spec.environment is not None:
@@ -55,7 +83,7 @@ def _without_reward(spec: Spec) -> str:
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:
     """Problems of fields about sampled responses, for an algorithm that samples none."""
-    for name in ("function", "samples", "temperature", *PENALTIES):
+    for name in ("function", "metrics", "samples", "temperature", *PENALTIES):
         if name in section.model_fields_set and (value := getattr(section, name)) is not None:
             message = (
                 f"applies only to sampled responses, and {algorithm} is evaluated by its loss; remove it"

@@ -7,7 +7,7 @@ from ..algorithms.policy_gradient import PolicyGradient, is_one_update
 from ..algorithms.ppo import PPO
 from ..contract.run import roles_of
 from ..roles import Role
-from ..sections.reward import RewardFunction
+from ..sections.reward import ScoreFunction
 from ..spec import Spec
 from .deepspeed.idle import idle_keys
 from .deepspeed.keys import given_sections
@@ -38,12 +38,16 @@ def _idle(spec: Spec) -> list[str]:
 
 
 def _cut_short(spec: Spec) -> list[str]:
-    """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
-    default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
+    """Warnings of a reward's or a metric's timeout that is at least the timeout of a whole chunk."""
+    default, most = ScoreFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
     reason = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
+    entries: dict[str, ScoreFunction] = {
+        f"spec.reward.functions[{i}]": entry for i, entry in enumerate(spec.reward.functions)
+    }
+    entries |= spec.evaluation.placed_metrics if spec.evaluation else {}
     return [
-        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {reason}"
-        for i, entry in enumerate(spec.reward.functions)
+        f"no effect: {where}.timeoutSeconds {entry.timeout_seconds}; {reason}"
+        for where, entry in entries.items()
         if entry.timeout_seconds >= most and entry.timeout_seconds != default
     ]
 

@@ -1,13 +1,17 @@
 """`spec.evaluation`: sets of held-out rows, and how responses to them are sampled."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from ..field_types import HOTTEST, Frozen, ImportPath, Positive, PositiveFloat, RewardName
+from .reward import ScoreFunction
 
 UNNAMED = "held_out"
 """Name of the set in `evaluation.data`."""
+ONLY_METRIC = "evaluation"
+"""Name of the metric of `evaluation.function` where one is needed: its figures have none."""
 
 
 class Penalties(NamedTuple):
@@ -38,8 +42,28 @@ class EvaluationSet(Frozen):
     """Overrides `evaluation.temperature`."""
 
 
+class EvaluationMetric(ScoreFunction):
+    """The mean of the scores that a function, a service, a program or a reward model gives held-out responses."""
+
+    model: RewardName | None = None
+    """Name of one of `reward.models`, or `model` for `model.reward`; its scores count before their weight."""
+
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        return (*super().kinds(), "model")
+
+    @model_validator(mode="after")
+    def _asks_its_model_as_training_does(self) -> Self:
+        for name in ("failure_score", "timeout_seconds", "retries", "concurrency"):
+            if self.model is not None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{to_camel(name)} does not apply to model, which is asked as spec.reward says; remove it"
+                )
+        return self
+
+
 class Evaluation(Frozen):
-    """Responses to held-out prompts, judged by a function not used in training; for algorithms that train on given
+    """Responses to held-out prompts, judged by what is not used in training; for algorithms that train on given
     responses, the loss on held-out ones."""
 
     data: tuple[str, ...] | None = Field(None, min_length=1)
@@ -47,9 +71,11 @@ class Evaluation(Frozen):
     sets: tuple[EvaluationSet, ...] | None = Field(None, min_length=1, max_length=64)
     """Several named sets, instead of `data`."""
     function: ImportPath | None = None
-    """`(prompts, responses, rows) -> list of float`; its mean is the metric. Required if responses are sampled, but
-    with `spec.environment`: then its rewards are the scores without a function. Otherwise neither it nor any field
-    about sampling may be set."""
+    """`(prompts, responses, rows) -> list of float`; its mean is the metric. It or `metrics` is required if responses
+    are sampled, unless an environment's rewards are the scores. Otherwise neither they nor any field about sampling
+    may be set."""
+    metrics: tuple[EvaluationMetric, ...] | None = Field(None, min_length=1, max_length=16)
+    """Named metrics, instead of `function`. The first one ranks checkpoints."""
     every_steps: Positive = 10
     samples: Positive = 1
     """Responses to each prompt; with several, best-of-k is reported too."""
@@ -65,3 +91,13 @@ class Evaluation(Frozen):
     @property
     def penalties(self) -> Penalties:
         return Penalties(self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+
+    @property
+    def placed_metrics(self) -> dict[str, EvaluationMetric]:
+        """The metrics by their places in the manifest, that of `function` among them; none where an environment's
+        rewards or a loss judge."""
+        if self.metrics is not None:
+            return {f"spec.evaluation.metrics[{i}]": metric for i, metric in enumerate(self.metrics)}
+        if self.function is None:
+            return {}
+        return {"spec.evaluation": EvaluationMetric(name=ONLY_METRIC, function=self.function)}

@@ -39,8 +39,8 @@ class RewardProgram(Frozen):
 
 
 class RewardKind(Frozen):
-    """The kinds of reward, a field each; an entry of `reward.functions` has exactly one. `rlhf_trainer.scoring.kinds`
-    is the table of their scorers."""
+    """The kinds of reward, a field each; an entry of `reward.functions` or `evaluation.metrics` has exactly one.
+    `rlhf_trainer.scoring.kinds` is the table of their scorers."""
 
     function: ImportPath | None = None
     """`(prompts, responses, rows) -> list of float`; with `fineGrained` and a parameter `tokens` also a list of floats
@@ -55,20 +55,25 @@ class RewardKind(Frozen):
         (kind,) = self._given_kinds()
         return kind
 
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        """Names of the fields of which an entry has exactly one."""
+        return tuple(RewardKind.model_fields)
+
     def _given_kinds(self) -> list[str]:
-        return [name for name in RewardKind.model_fields if getattr(self, name) is not None]
+        return [name for name in self.kinds() if getattr(self, name) is not None]
 
     @model_validator(mode="after")
     def _scores_in_one_way(self) -> Self:
         given = self._given_kinds()
         if len(given) != 1:
-            *others, last = RewardKind.model_fields
+            *others, last = self.kinds()
             received = " and ".join(given) or "none"
             raise ValueError(f"needs exactly one of {', '.join(others)} and {last}; got {received}")
         return self
 
 
-class RewardFunction(RewardKind):
+class ScoreFunction(RewardKind):
     """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program."""
 
     name: RewardName | None = None
@@ -76,14 +81,13 @@ class RewardFunction(RewardKind):
     secret_headers: dict[str, Variable] = Field({}, max_length=16)
     """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
     that holds its value."""
-    weight: float = 1.0
     failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
     """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes for
     too long. What is not the response's doing has no score."""
     timeout_seconds: Positive = 30
     """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)
-    """Retries of a failed response before it is left out of training."""
+    """Retries of a failed response before it is left out."""
     concurrency: int = Field(4, ge=1, le=256)
     """Concurrent calls; for a Python function, as many processes."""
 
@@ -120,6 +124,13 @@ class RewardFunction(RewardKind):
     def metric(self) -> str:
         """Name in the metrics."""
         return self.name or (self.function or "").partition(":")[2]
+
+
+class RewardFunction(ScoreFunction):
+    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program; added to
+    the others with a weight."""
+
+    weight: float = 1.0
 
 
 class NamedRewardModel(Frozen):

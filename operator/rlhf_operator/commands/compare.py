@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from rlhf_api.contract.evaluations import list_means
 from rlhf_api.contract.run import PictureRequest, RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem, show
@@ -152,17 +153,18 @@ def _best_reward(run: Run) -> str:
 
 
 def _of_evaluations(runs: Sequence[Run]) -> Iterator[tuple[str, Callable[[Run], str]]]:
-    """A row for each set, of its first, its last and its best score or loss."""
-    for name in dict.fromkeys(str(line.get("set")) for run in runs for line in run.evaluations):
+    """A row for each set, or for each metric of it that has a name, of its first, its last and its best mean or
+    loss."""
+    lines = [line for run in runs for line in run.evaluations]
+    judged = [(str(line.get("set")), *each) for line in lines for each in list_means(line).items()]
+    for name, metric, key in dict.fromkeys(judged):
 
-        def describe(run: Run, name: str = name) -> str:
-            lines = [line for line in run.evaluations if line.get("set") == name]
-            for figure, best in (("mean", max), ("loss", min)):
-                if values := _values(lines, figure):
-                    return f"{values[0]:.4g} -> {values[-1]:.4g}, best {best(values):.4g}"
-            return ABSENT
+        def describe(run: Run, name: str = name, key: str = key) -> str:
+            values = _values([line for line in run.evaluations if line.get("set") == name], key)
+            best = min if key == "loss" else max
+            return f"{values[0]:.4g} -> {values[-1]:.4g}, best {best(values):.4g}" if values else ABSENT
 
-        yield f"evaluation {name}", describe
+        yield f"evaluation {name}" if key in ("mean", "loss") else f"evaluation {name} {metric}", describe
 
 
 def _speed(run: Run) -> str:

@@ -25,6 +25,7 @@ from rlhf_trainer.rollout.evaluation import evaluate
 from rlhf_trainer.rollout.failed_episodes import FailedEpisodes
 from rlhf_trainer.rollout.in_flight.fleet import Fleet
 from rlhf_trainer.scoring import function_pool, program, service
+from rlhf_trainer.scoring.rewards import WeightedModels
 from rlhf_trainer.training import assembly
 
 
@@ -101,7 +102,7 @@ def evaluations(job: RLHFJob) -> Any:
         requests.append(([p.id for p in batch], request.sampling, request.penalties))
         return SimpleNamespace(rollouts=[])
 
-    evaluate(context(job), open_datasets(job.spec).held_out, respond, None)
+    evaluate(context(job), open_datasets(job.spec).held_out, respond, {})
     return requests, [s.name for s in job.spec.evaluation_sets()]
 
 
@@ -129,12 +130,17 @@ def rewards(job: RLHFJob) -> Any:
         engine = SimpleNamespace(scores=None, restart_reason=None, close=lambda: None)
         patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
         patch.setattr(reward, "Functions", made)
-        patch.setattr(reward, "WeightedModel", weighted)
+        named = lambda *given: weighted(*given) and SimpleNamespace(name=given[-1])  # noqa: E731
+        patch.setattr(reward, "WeightedModel", named)
         reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
     for (_, seconds, functions), named in made.told:
         parts += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
     parts += [(weight, scorer, name) for (weight, scorer, _, name), _ in weighted.told]
     parts.append([given[1:2] + given[3:] for given, _ in models.told])
+    if job.spec.evaluation is not None:
+        there: Any = [SimpleNamespace(name=model.name) for model in job.spec.reward_models]
+        metrics = job.spec.evaluation.placed_metrics.values()
+        parts.append(reward.metric_models(metrics, WeightedModels(there)))
     totals = torch.tensor([-2.0, 0.25, 3.0])
     parts += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
     client = remote.reward_client(context(job), array="scores")

@@ -100,6 +100,7 @@ _TOLERATION = "tolerations: [{key: a, value: b, effect: NoExecute}]"
 _EXISTS = "tolerations: [{key: a, operator: Exists, effect: NoExecute}]"
 _RULE = "failureRules=[{action: Ignore, exitCodes: [1], reasons: [OOMKilled]}]"
 _PROGRAM = "{name: f, program: {command: [sh]}}"
+_HELD_OUT = "data: [rows-prompts.jsonl]"
 _ANY = r"spec\.(\w+\.)?pods\."
 
 
@@ -193,6 +194,19 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         r"spec\.evaluation.sets",
         ("spec.evaluation={sets: [{name: a, data: [rows-prompts.jsonl]}], function: 'a:b'}",),
+    ),
+    (r"evaluation\.metrics", (f"spec.evaluation={{{_HELD_OUT}, metrics: [{{name: f, function: 'a:b'}}]}}",)),
+    (r"metrics.*program", (f"spec.evaluation={{{_HELD_OUT}, metrics: [{_PROGRAM}]}}",)),
+    (
+        r"metrics.*(url|secretHeaders)",
+        (f"spec.evaluation={{{_HELD_OUT}, metrics: [{{name: f, url: 'http://h/p'}}]}}",),
+    ),
+    (
+        r"metrics.*model$",
+        (
+            "spec.reward.models=[{name: x, model: policy}]",
+            f"spec.evaluation={{{_HELD_OUT}, metrics: [{{name: f, model: model}}]}}",
+        ),
     ),
     (r"experts\.replay", ("spec.rollout.importance=token",)),
     (r"optimizer\.(floor|decaySteps)", ("spec.optimizer.schedule=linear",)),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from rlhf_api.contract.evaluations import list_means
 from rlhf_api.field_types import with_present_names
 from rlhf_api.host.printing import clean
 from rlhf_api.host.redaction import MASK
@@ -82,14 +83,15 @@ def _figures(lines: Lines) -> Iterator[str]:
 
 
 def _evaluations(lines: Lines) -> Iterator[str]:
-    """The first and the last result of each evaluation set, as a table."""
+    """The first and the last result of each evaluation set, as a table: a row for each metric."""
     sets = dict.fromkeys(line["set"] for line in lines)
     if not sets:
         return
     yield from ("| evaluation | figure | step | | step | |", "| --- | --- | --- | --- | --- | --- |")
     for name in sets:
-        first, *_, last = 2 * [line for line in lines if line["set"] == name]
-        figure = "mean" if "mean" in last else "loss"
-        cells = (f"{line['step']} | {line[figure]:.4g}" for line in (first, last))
-        yield f"| {name} | {figure} | {' | '.join(cells)} |"
+        of_set = [line for line in lines if line["set"] == name]
+        for figure in list_means(of_set[-1]).values():
+            first, *_, last = 2 * [line for line in of_set if figure in line]
+            cells = (f"{line['step']} | {line[figure]:.4g}" for line in (first, last))
+            yield f"| {name} | {figure} | {' | '.join(cells)} |"
     yield ""

@@ -1,8 +1,10 @@
 """The reward role: scores responses for training and evaluation."""
 
 import asyncio
-from collections.abc import Awaitable
+import math
+from collections.abc import Awaitable, Iterable
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -12,7 +14,7 @@ from rlhf_api.field_types import Head
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
-from rlhf_api.sections.reward import RewardFunction
+from rlhf_api.sections.evaluation import EvaluationMetric
 
 from ..data.steps import check_separator
 from ..engines.vllm.frozen import FrozenModel
@@ -31,7 +33,7 @@ from ..process.role import run_role
 from ..process.settings import ModelSource, frozen_source, longest
 from ..ranks.ranks import Message
 from ..scoring import kinds
-from ..scoring.messages import SCORE_ROUTE, Part, ScoreReport, rows_of, unpack
+from ..scoring.messages import SCORE_ROUTE, Part, ScoreReport, judge_part, rows_of, unpack
 from ..scoring.rewards import (
     Functions,
     ModelScore,
@@ -101,6 +103,20 @@ def reward_models(
     return engine, WeightedModels(weighted) if weighted else None
 
 
+def metric_models(
+    metrics: Iterable[EvaluationMetric], models: WeightedModels | None
+) -> dict[str, WeightedModel]:
+    """The reward model of each metric that has one, by the metric's part of a message."""
+    named = {model.name: model for model in models.models} if models else {}
+    return {judge_part(each.metric): named[each.model] for each in metrics if each.model is not None}
+
+
+def whole_scores(report: ScoreReport) -> Tensor:
+    """The scores of one reward before its weight, float64 [N], NaN for none; of tokens their sum."""
+    (part,) = report.parts.values()
+    return torch.tensor([math.nan if score is None else score for score in part.scores], dtype=torch.float64)
+
+
 def run(env: ProcessEnv) -> None:
     config, spec, section = env.config, env.config.spec, env.config.spec.reward
     architectures.register(spec.model.architectures)
@@ -111,34 +127,41 @@ def run(env: ProcessEnv) -> None:
     loop = EventLoop("functions")
     seconds, stop = SHARE_OF_TIME * section.timeout_seconds, spec.sampling.stop
     functions = [
-        loop.run(kinds.start(f"spec.reward.functions[{i}]", entry))
+        loop.run(kinds.start(f"spec.reward.functions[{i}]", entry, entry.weight))
         for i, entry in enumerate(section.functions)
     ]
-    fine = section.fine_grained
-    parts = {Part.FUNCTIONS: Functions(tokenizer, seconds, functions, fine_grained=fine, stop=stop)}
-    if spec.evaluation is not None and spec.evaluation.function is not None:
-        entry = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
-        judge = loop.run(kinds.start("spec.evaluation", entry))
-        parts[Part.JUDGE] = Functions(tokenizer, seconds, [judge], stop=stop)
+    fine, metrics = section.fine_grained, spec.evaluation.placed_metrics if spec.evaluation else {}
+    waiting: dict[str, Functions] = {
+        Part.FUNCTIONS: Functions(tokenizer, seconds, functions, fine_grained=fine, stop=stop)
+    }
+    for where, metric in metrics.items():
+        if metric.model is None:
+            judge = loop.run(kinds.start(where, metric))
+            waiting[judge_part(metric.metric)] = Functions(tokenizer, seconds, [judge], stop=stop)
+    computing: dict[str, WeightedModel | WeightedModels] = {**metric_models(metrics.values(), models)}
+    computing |= {Part.MODEL: models} if models else {}
 
-    def replied(part: str, scored: tuple[Tensor, ScoreReport]) -> Message:
-        array = "token_scores" if fine and part != Part.JUDGE else "scores"
-        return {array: scored[0]}, scored[1].model_dump(mode="json")
+    def replied(part: str, totals: Tensor, report: ScoreReport) -> Message:
+        header = report.model_dump(mode="json")
+        if part not in (Part.FUNCTIONS, Part.MODEL):
+            return {"scores": whole_scores(report)}, header
+        return {"token_scores" if fine else "scores": totals}, header
 
     def waits(message: Message) -> Awaitable[Message] | None:
         part = message[1].get("part")
-        if part not in parts:
+        if part not in waiting:
             return None
 
         async def scored() -> Message:
-            return replied(part, await parts[part].score(unpack(message), rows_of(message)))
+            return replied(part, *await waiting[part].score(unpack(message), rows_of(message)))
 
         return asyncio.wrap_future(loop.start(scored()))
 
     def compute(message: Message) -> Message:
-        if models is None or message[1].get("part") != Part.MODEL:
-            raise WireError(f"nothing here scores the part {message[1].get('part')!r}")
-        return replied(Part.MODEL, models.score(unpack(message), rows_of(message)))
+        part = message[1].get("part")
+        if part not in computing:
+            raise WireError(f"nothing here scores the part {part!r}")
+        return replied(part, *computing[part].score(unpack(message), rows_of(message)))
 
     trouble = engine.restart_reason if engine else no_trouble
     app = application(

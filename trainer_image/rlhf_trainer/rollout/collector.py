@@ -57,7 +57,7 @@ class EpisodeCollector:
         self._reward = remote.reward
         episodes = ctx.spec.data.prompts_per_step * ctx.spec.sampling.responses_per_prompt
         self.failed = FailedEpisodes(episodes, ctx.spec.reward.max_failed_share)
-        self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(remote.judging)
+        self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(*remote.judging)
 
     def respond(self, batch: list[Prompt], request: SamplingRequest) -> Responses:
         """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on

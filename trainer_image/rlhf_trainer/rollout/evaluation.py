@@ -1,4 +1,4 @@
-"""Evaluation of a policy: samples responses to held-out prompts and scores them by a function not used in training."""
+"""Evaluation of a policy: samples responses to held-out prompts and scores them by metrics not used in training."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.sections.evaluation import NO_PENALTIES
+from rlhf_api.sections.evaluation import NO_PENALTIES, ONLY_METRIC
 
 from ..data.prompts import prompts
 from ..data.sampling_request import SamplingRequest
@@ -32,7 +32,7 @@ SAMPLES = 4
 """Responses per evaluation saved as text, for people to read."""
 
 Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
-"""(sequences, their dataset rows) -> the evaluation function's scores: float32 [N], NaN on failure."""
+"""(sequences, their dataset rows) -> a metric's scores: float32 [N], NaN on failure."""
 Respond = Callable[[list[Prompt], SamplingRequest], Responses]
 """Responses to all prompts, in their order; a collective."""
 
@@ -41,18 +41,19 @@ def evaluate(
     ctx: TrainerContext,
     held_out: Mapping[str, Sequence[Row]],
     respond: Respond,
-    judge: Judge | None,
+    judges: Mapping[str, Judge],
     reader: ImageReader | None = None,
     *,
     first: bool = False,
 ) -> list[dict[str, Any]]:
-    """Metrics of each held-out set, on the rank that has the judge; of episodes without a judge, whose scores are their
-    rewards, on rank 0. A set that cannot be judged has the reason as `failed`, and a mean of NaN. `reader`: of a policy
-    that reads images. A collective.
+    """Figures of each held-out set, on the rank that has `judges`, by the metrics' names; of episodes without any,
+    whose scores are their rewards, on rank 0. A metric that cannot be judged has the reason as `failed`, and a mean of
+    NaN. `reader`: of a policy that reads images. A collective.
 
     Raises Stopped, on every rank; and InvalidJob if this is the `first` evaluation and the job's own function is at
     fault: later that does not end the training.
     """
+    has_names = ctx.spec.evaluation is not None and ctx.spec.evaluation.metrics is not None
     lines, penalties = [], ctx.spec.evaluation.penalties if ctx.spec.evaluation else NO_PENALTIES
     for number, section in enumerate(ctx.spec.evaluation_sets()):
         rows = held_out[section.name]
@@ -63,22 +64,22 @@ def evaluate(
         update = {"responses_per_prompt": section.samples, "temperature": section.temperature}
         sampling = ctx.spec.sampling.model_copy(update=update)
         responses = respond(batch, SamplingRequest(sampling, penalties, masks=False))
-        judged = _judged(ctx, judge, responses, first=first)
-        if judged is None:
+        judged = _judged(ctx, judges, responses, first=first)
+        if not judged:
             continue
         line: dict[str, Any] = {"set": section.name}
         rollouts = responses.rollouts
         if rollouts:
             line["weight_version"] = min(min(rollout.versions) for rollout in rollouts)
-        if judged.failed:
-            log.error("the evaluation of set %s failed: %s", section.name, judged.failed)
-            line["failed"] = judged.failed
+        for name, scored in judged.items():
+            if scored.failed:
+                log.error("the %s of set %s failed: %s", name, section.name, scored.failed)
         places_of = {prompt.id: place for place, prompt in enumerate(batch)}
         groups = torch.tensor([places_of[r.prompt.id] for r in rollouts], dtype=torch.int64)
         # The first response to each of the first prompts.
         shown = [int((groups == place).int().argmax()) for place in groups.unique()[:SAMPLES]]
-        samples = [_sample(ctx, rollouts[i], float(judged.scores[i])) for i in shown]
-        lines.append({**line, **score_metrics(judged.scores, groups), "samples": samples})
+        samples = [_sample(ctx, rollouts[i], judged, i, has_names=has_names) for i in shown]
+        lines.append({**line, **metric_figures(judged, groups, has_names=has_names), "samples": samples})
     return lines
 
 
@@ -99,51 +100,66 @@ def score_metrics(scores: Tensor, groups: Tensor) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """Scores of a set's responses, float32 [N]: all NaN if the set `failed`, for that reason."""
+class Judged:
+    """A metric's scores of a set's responses, float32 [N]: all NaN if it `failed`, for that reason."""
 
     scores: Tensor
     failed: str = ""
 
 
-def _judged(ctx: TrainerContext, judge: Judge | None, responses: Responses, *, first: bool) -> _Judged | None:
-    """The scores, on the rank that judges. The others wait for it: they must not begin the next set where it was
-    stopped. Raises Stopped on every rank."""
-    judged = list[_Judged]()
-    judges = ctx.ranks.first if judge is None and _by_environment(ctx) else judge is not None
+def metric_figures(judged: Mapping[str, Judged], groups: Tensor, *, has_names: bool) -> dict[str, Any]:
+    """Figures of the first metric, which ranks checkpoints, and if metrics have names those of each as
+    `<name>_<figure>`: those of `score_metrics`, and `failed`, the reason, of one that failed. `groups` int64 [N]."""
+    figures = {
+        name: ({"failed": scored.failed} if scored.failed else {}) | score_metrics(scored.scores, groups)
+        for name, scored in judged.items()
+    }
+    of_first = dict[str, Any](next(iter(figures.values())))
+    named = ((name, each) for name, each in figures.items() if has_names)
+    return of_first | {f"{name}_{figure}": value for name, each in named for figure, value in each.items()}
+
+
+def _judged(
+    ctx: TrainerContext, judges: Mapping[str, Judge], responses: Responses, *, first: bool
+) -> dict[str, Judged]:
+    """The scores by each metric, on the rank that judges. The others wait for it: they must not begin the next set
+    where it was stopped. Raises Stopped on every rank."""
+    judged = dict[str, Judged]()
+    own = {ONLY_METRIC: None} if ctx.ranks.first and _by_environment(ctx) else {}
 
     def stopped() -> bool:
         try:
-            judged.extend([_scored(judge, responses, first=first)] if judges else ())
+            for name, judge in (judges or own).items():
+                judged[name] = _scored(judge, responses, first=first)
         except Stopped:
             return True
         return False
 
     if ctx.ranks.agree(stopped):
         raise Stopped("stopped while held-out responses were judged")
-    return judged[0] if judged else None
+    return judged
 
 
 def _by_environment(ctx: TrainerContext) -> bool:
-    """True if the rewards of episodes are the scores, since the job has no function that judges them."""
-    return ctx.spec.evaluation is not None and ctx.spec.evaluation.function is None
+    """True if the rewards of episodes are the scores, since the job has no metrics that judge them."""
+    return ctx.spec.evaluation is not None and not ctx.spec.evaluation.placed_metrics
 
 
-def _scored(judge: Judge | None, responses: Responses, *, first: bool) -> _Judged:
+def _scored(judge: Judge | None, responses: Responses, *, first: bool) -> Judged:
     """The judge's scores, without one the environment's; an episode that ended with a problem has none."""
     rollouts = responses.rollouts
     problems = [r.outcome.problem if r.outcome else "" for r in rollouts]
     whole = [i for i, problem in enumerate(problems) if not problem]
     scores = torch.full((len(rollouts),), nan)
     if not whole:
-        return _Judged(scores, "; ".join(dict.fromkeys([*responses.refused.values(), *problems])))
+        return Judged(scores, "; ".join(dict.fromkeys([*responses.refused.values(), *problems])))
     try:
         scores[whole] = _ask(judge, [rollouts[i] for i in whole])
     except (Unscored, Unavailable, ScoringFailed, InvalidJob) as error:
         if first and isinstance(error, InvalidJob):
             raise
-        return _Judged(scores, str(error))
-    return _Judged(scores)
+        return Judged(scores, str(error))
+    return Judged(scores)
 
 
 def _ask(judge: Judge | None, rollouts: Sequence[Rollout]) -> Tensor:
@@ -152,11 +168,16 @@ def _ask(judge: Judge | None, rollouts: Sequence[Rollout]) -> Tensor:
     return torch.tensor([r.outcome.reward if r.outcome else nan for r in rollouts])
 
 
-def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:
+def _sample(
+    ctx: TrainerContext, rollout: Rollout, judged: Mapping[str, Judged], place: int, *, has_names: bool
+) -> dict[str, Any]:
+    """A response, and its score by the first metric; if metrics have names, by each."""
+    values = {name: float(each.scores[place]) for name, each in judged.items()}
+    scores = {name: None if value != value else value for name, value in values.items()}
     return {
         "prompt": rollout.prompt.row["prompt"],
         "answer": StopStrings(ctx.tokenizer, ctx.spec.sampling.stop).text(
             rollout.prompt.tokens, rollout.tokens
         ),
-        "score": None if score != score else score,
-    }
+        "score": next(iter(scores.values())),
+    } | ({"scores": scores} if has_names else {})

@@ -12,14 +12,15 @@ from rlhf_api.contract.run import process_name
 from rlhf_api.contract.teachers import Share, shares_of
 from rlhf_api.graph import REFERENCE_TOP, TEACHER, Graph, Node
 from rlhf_api.roles import Role
-from rlhf_api.sections.reward import Reward, RewardFunction
+from rlhf_api.sections.evaluation import EvaluationMetric
+from rlhf_api.sections.reward import Reward
 
 from ..graph.executor import RemoteCall
 from ..maths.rewards import scaled_scores
 from ..ranks.context import TrainerContext
 from ..scoring.call_queue import MOST_PER_CALL
 from ..scoring.client import AHEAD, Scorer
-from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE, Part
+from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE, Part, judge_part
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import to_float32
 from ..tensors.records import Prompt, Sequences
@@ -36,12 +37,12 @@ class Remote:
 
     nodes: Mapping[str, RemoteCall] = field(default_factory=dict)
     """The calls, by the names of the graph's nodes that they answer."""
-    judge: Judge | None = None
-    """Scores of an evaluation set, by the job's own function."""
+    judges: Mapping[str, Judge] = field(default_factory=dict)
+    """Scores of an evaluation set, by the names of the evaluation's metrics, in their order."""
     reward: RewardClient | None = None
     """Client of the reward role, which has the metrics of the scores and the reasons of missing ones."""
-    judging: RewardClient | None = None
-    """Client of the evaluation's function."""
+    judging: Sequence[RewardClient] = ()
+    """Clients of the evaluation's metrics."""
 
     @classmethod
     def of(cls, ctx: TrainerContext, graph: Graph) -> Self:
@@ -57,23 +58,25 @@ class Remote:
                 nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
             elif role is not None:
                 nodes[node.name] = _inference(ctx, node, role)
-        if ctx.spec.evaluation is None or ctx.spec.evaluation.function is None:
-            return cls(nodes, reward=reward)
-        judging = judge_client(ctx)
-        return cls(nodes, partial(_judged, judging), reward, judging)
+        metrics = ctx.spec.evaluation.placed_metrics.values() if ctx.spec.evaluation else ()
+        judging = {metric.metric: judge_client(ctx, metric) for metric in metrics}
+        judges = {name: partial(_judged, client) for name, client in judging.items()}
+        return cls(nodes, judges, reward, tuple(judging.values()))
 
 
-def begin_scoring(client: RewardClient | None) -> Ended:
-    """Has a reward score each response when it has ended, while the generators go on with others. An episode that ended
-    with a problem is not scored."""
-    if client is None:
+def begin_scoring(*clients: RewardClient | None) -> Ended:
+    """Has the clients that there are score each response when it has ended, while the generators go on with others. An
+    episode that ended with a problem is not scored."""
+    given = [client for client in clients if client is not None]
+    if not given:
         return nobody
 
     def begin(prompt: Prompt, response: Response) -> None:
         if response.outcome is None or not response.outcome.problem:
             one = Sequences.pack([(prompt.tokens, response.tokens)])
             sampled, branches = flags_of([response])
-            client.begin(replace(one, sampled=sampled, branches=branches), prompt.row)
+            for client in given:
+                client.begin(replace(one, sampled=sampled, branches=branches), prompt.row)
 
     return begin
 
@@ -105,34 +108,40 @@ def reward_client(ctx: TrainerContext, *, array: str) -> RewardClient:
         ctx,
         array,
         functions=(Part.FUNCTIONS, max(f.concurrency for f in functions)) if functions else None,
-        model=scorer(ctx, Role.REWARD) if ctx.spec.reward_models else None,
+        model=Part.MODEL if ctx.spec.reward_models else None,
         patience=section.startup_timeout_seconds,
     )
 
 
-def judge_client(ctx: TrainerContext) -> RewardClient:
-    """Rank 0's client of the evaluation's function, for which the job is never paused."""
-    concurrency = int(RewardFunction.model_fields["concurrency"].default)
-    return _client(ctx, "scores", functions=(Part.JUDGE, concurrency), model=None, patience=0.0)
+def judge_client(ctx: TrainerContext, metric: EvaluationMetric) -> RewardClient:
+    """Rank 0's client of one metric of the evaluation, for which the job is never paused."""
+    part, by_model = judge_part(metric.metric), metric.model is not None
+    return _client(
+        ctx,
+        "scores",
+        functions=None if by_model else (part, metric.concurrency),
+        model=part if by_model else None,
+        patience=0.0,
+    )
 
 
 def _client(
     ctx: TrainerContext,
     array: str,
     *,
-    functions: tuple[Part, int] | None,
-    model: Scorer | None,
+    functions: tuple[str, int] | None,
+    model: str | None,
     patience: float,
 ) -> RewardClient:
     """`functions`: their part of a message, and how many calls of one a member makes at once; it gets as many responses
-    as these can take, in messages of as many as a call has."""
+    as these can take, in messages of as many as a call has. `model`: the part that computes."""
     assert ctx.services is not None
     roster = ctx.services.roster
     return RewardClient(
         array,
         functions=functions
         and (functions[0], scorer(ctx, Role.REWARD, functions[1] * MOST_PER_CALL, MOST_PER_CALL)),
-        model=model,
+        model=(model, scorer(ctx, Role.REWARD)) if model else None,
         max_failed_share=ctx.spec.reward.max_failed_share,
         patience=patience,
         stopping=lambda: roster.stopping,

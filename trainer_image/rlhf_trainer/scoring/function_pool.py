@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.sections.reward import RewardFunction
+from rlhf_api.sections.reward import ScoreFunction
 
 from ..process import process_groups
 from ..process.timeouts import Timeouts
@@ -16,7 +16,7 @@ from ..process.usage import usage
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
 
 
-async def start(where: str, entry: RewardFunction) -> "FunctionPool":
+async def start(where: str, entry: ScoreFunction) -> "FunctionPool":
     """The pool of `entry.function`, imported in a first process. Raises InvalidJob where it cannot be imported."""
     assert entry.function is not None, "an entry of this kind"
     pool = FunctionPool(

@@ -19,21 +19,25 @@ from ..tensors.sampling_mask import Kept
 from ..transport.wire import WireError, as_array, json_of
 
 SCORE_ROUTE = "/score"
-"""Arrays `rows` and `row`, see `pack`; header `part`: a `Part`. Reply: `scores` float64 [N], or `token_scores` float64
-[A] with token rewards: weighted sums of the part's rewards, NaN for responses without a score; header: a
-`ScoreReport`."""
+"""Arrays `rows` and `row`, see `pack`; header `part`: a `Part` or a `judge_part`. Reply: `scores` float64 [N], or
+`token_scores` float64 [A] of a `Part` with token rewards: weighted sums of the part's rewards, NaN for responses
+without a score; header: a `ScoreReport`."""
 LOGPROBS_ROUTE = "/logprobs"
 """Path. Reply: `logprobs` float32 [A], response-aligned, in nats; or `top_logprobs` float32 [A, 2 K], see
 `top_tokens`."""
 
 
 class Part(StrEnum):
-    """Rewards that one message asks for: functions, services and programs, which wait more than they compute; the
-    reward model, which computes; or the function of an evaluation."""
+    """Rewards that one message asks for: functions, services and programs, which wait more than they compute; or the
+    reward models, which compute."""
 
     FUNCTIONS = "functions"
     MODEL = "model"
-    JUDGE = "judge"
+
+
+def judge_part(metric: str) -> str:
+    """The part of one metric of an evaluation, whose reply has `scores` of whole responses, unweighted."""
+    return f"judge {metric}"
 
 
 class PartReport(Report):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
-from rlhf_api.sections.reward import RewardFunction
+from rlhf_api.sections.reward import ScoreFunction
 
 from ..process.sandbox import JOB, TOOLS, Exit, Sandbox, is_root, sandbox_limits
 from ..process.timeouts import Timeouts
@@ -28,7 +28,7 @@ SLEEPING = 8
 """Programs in all, those asleep included, for each that may run at once."""
 
 
-async def start(where: str, entry: RewardFunction) -> "Program":
+async def start(where: str, entry: ScoreFunction) -> "Program":
     """`entry.program`, its sandbox tested. Raises InvalidJob if that cannot be created, or the program is not in it."""
     section = entry.program
     assert section is not None, "an entry of this kind"

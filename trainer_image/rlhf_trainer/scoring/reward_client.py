@@ -20,7 +20,7 @@ from ..dispatch.roster import Stopped
 from ..process import progress
 from ..tensors.records import Sequences
 from .client import ACTIVITY_LENGTH, Scorer
-from .messages import Part, parse_report, places
+from .messages import parse_report, places
 from .questions import Question
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,16 @@ class RewardClient:
         self,
         array: str,
         *,
-        functions: tuple[Part, Scorer] | None,
-        model: Scorer | None,
+        functions: tuple[str, Scorer] | None,
+        model: tuple[str, Scorer] | None,
         max_failed_share: float,
         patience: float,
         stopping: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        """`array`: `scores` or `token_scores`; `patience`: seconds without progress after which a paused job fails, 0:
-        it is never paused; `report` sets fields of the status."""
+        """`array`: `scores` or `token_scores`; `functions`, `model`: the part of a message, and who is asked for it;
+        `patience`: seconds without progress after which a paused job fails, 0: it is never paused; `report` sets
+        fields of the status."""
         self._array, self._functions, self._model = array, functions, model
         self._max_failed_share, self._patience = max_failed_share, patience
         self._stopping, self._report = stopping, report
@@ -165,7 +166,8 @@ class RewardClient:
                 ones = [batch.select(torch.tensor([i])) for i in range(len(batch))]
                 questions = [self._begun_or_sent(*each) for each in zip(ones, of_rows, strict=True)]
             if self._model is not None:
-                total += self._model.ask(batch, self._array, of_rows, add, part=Part.MODEL)
+                part, scorer = self._model
+                total += scorer.ask(batch, self._array, of_rows, add, part=part)
             if self._functions is not None:
                 self._functions[1].wait(questions)
         except BaseException:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
 from rlhf_api.numbers import LARGEST_SCORE
-from rlhf_api.sections.reward import RewardFunction
+from rlhf_api.sections.reward import ScoreFunction
 
 from ..transport.replies import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed
@@ -59,7 +59,7 @@ class ServiceReply(_Message):
     results: list[ServiceResult]
 
 
-async def start(where: str, entry: RewardFunction) -> "HttpService":
+async def start(where: str, entry: ScoreFunction) -> "HttpService":
     """The service at `entry.url`. Raises InvalidJob where the environment lacks a header's value."""
     assert entry.url is not None, "an entry of this kind"
     secrets = secret_headers(f"{where}.secretHeaders", entry.secret_headers, os.environ)

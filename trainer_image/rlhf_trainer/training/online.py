@@ -70,7 +70,7 @@ class OnlineTask(GraphTask):
         images."""
         super().__init__(ctx, learner, remote)
         self._spec, self._rollouts, self._text = ctx.spec, rollouts, text
-        self._judge, self._held_out = remote.judge, held_out
+        self._judges, self._held_out = remote.judges, held_out
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         routed = ctx.spec.experts.replay == "rollout"
@@ -144,8 +144,8 @@ class OnlineTask(GraphTask):
             self._rollouts.publish(self._issue, collected=self._pending is not None)
         # A stop may cut it off, after which the resumed run must draw as one without a stop.
         with undisturbed_generators(self._ctx.ranks.device):
-            respond, judge = self._collector.respond, self._judge
-            return evaluate(self._ctx, self._held_out, respond, judge, self._reader, first=not step)
+            respond, judges = self._collector.respond, self._judges
+            return evaluate(self._ctx, self._held_out, respond, judges, self._reader, first=not step)
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._text.position} if self._text else {}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlhf_api.contract.evaluations import list_means
 from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.status import JobStatus
 
@@ -32,7 +33,7 @@ def step_line(step: Mapping[str, Any], total: int) -> str:
 def evaluation_line(figures: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
     """A line of `evaluation.jsonl`, formatted for people; `first`: the first one of its set."""
     parts = [f"evaluation after step {figures.get('step', '?')}: {figures.get('set', '?')}"]
-    for key, name in (("mean", "score"), ("loss", "loss")):
+    for name, key in list_means(figures).items():
         if isinstance(value := figures.get(key), int | float):
             before = first.get(key) if first is not None else None
             since = f" ({before:.4g} at first)" if isinstance(before, int | float) else ""
@@ -48,7 +49,7 @@ def evaluation_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> list
     steps = f"from step {first.get('step', '?')} to {last.get('step', '?')}"
     changes = [
         f"{name} {first[key]:.4g} -> {last[key]:.4g}"
-        for key, name in (("mean", "score"), ("loss", "loss"))
+        for name, key in list_means(last).items()
         if _is_finite(first.get(key)) and _is_finite(last.get(key))
     ]
     if not changes:

@@ -97,8 +97,9 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
     played = None if spec.environment is None else spec.environment.path
     if played is not None and played not in READY_MADE.values() and not _is_elsewhere(spec, played):
         yield ENVIRONMENT_PATH, played
-    if spec.evaluation is not None and spec.evaluation.function is not None:
-        yield "spec.evaluation.function", spec.evaluation.function
+    for where, metric in (spec.evaluation.placed_metrics if spec.evaluation else {}).items():
+        if metric.function is not None:
+            yield f"{where}.function", metric.function
     for i, name in enumerate(spec.model.architectures):
         yield f"spec.model.architectures[{i}]", name
     if ":" in spec.algorithm:

@@ -55,6 +55,13 @@ REFUSED = [
         ("spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=null", "spec.reward={}"),
         *("spec.evaluation.function", "the environment's rewards judge held-out episodes; remove it"),
     ),
+    (
+        (
+            *("spec.evaluation={data: [a], metrics: [{name: f, url: 'http://h'}]}", "spec.model.reward=null"),
+            "spec.reward={}",
+        ),
+        *("spec.evaluation.metrics", "the environment's rewards judge held-out episodes; remove it; got 1"),
+    ),
     (("spec.ppo.overlongBuffer=9",), "spec.ppo.overlongBuffer", "in the environment itself; use 0; got 9"),
     (
         ("spec.algorithm=a:B", "spec.ppo={}", "spec.custom={scores: false}"),

@@ -40,6 +40,43 @@ def test_sets_that_mean_nothing_are_refused(fields, where, says):
     assert says in refusals(f"spec.evaluation={{function: 'a:b', everySteps: 3, {fields}}}")[where]
 
 
+SCORED = "spec.reward.models=[{name: gold, model: g, weight: 0}]"
+METRICS = [
+    ("{name: a, model: model}, {name: b, model: gold}", None, ""),
+    (
+        "{name: a, model: golden}",
+        "[0].model",
+        "which has model, gold (spec.reward.models, spec.model.reward); got",
+    ),
+    (
+        "{name: a, model: gold, url: 'http://h'}",
+        "[0]",
+        "exactly one of function, url, program and model; got",
+    ),
+    ("{name: a}", "[0]", "exactly one of function, url, program and model; got none"),
+    ("{model: gold}", "[0]", "needs a name"),
+    ("{name: a, model: gold, retries: 3}", "[0]", "retries does not apply to model, which is asked as"),
+    ("{name: a, function: 'a:b', weight: 2}", "[0].weight", "unknown field"),
+    ("{function: 'a:b'}, {function: 'c:b'}", "[1].name", "two metrics have this name; give this one another"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "where", "says"), METRICS)
+def test_metrics_are_each_by_one_of_what_scores_responses(metrics, where, says):
+    given = f"spec.evaluation={{data: [a], metrics: [{metrics}]}}"
+    if where is None:
+        assert [*job(SCORED, given).spec.evaluation.placed_metrics] == [
+            f"spec.evaluation.metrics[{i}]" for i in range(2)
+        ]
+    else:
+        assert says in refusals(SCORED, given)[f"spec.evaluation.metrics{where}"]
+
+
+def test_a_function_and_metrics_at_once_are_refused():
+    given = "spec.evaluation={data: [a], function: 'a:b', metrics: [{name: a, url: 'http://h'}]}"
+    assert "short form of one metric" in refusals(given)["spec.evaluation.function"]
+
+
 def test_penalties_are_for_evaluation():
     for key in ("repetitionPenalty", "presence_penalty"):
         with pytest.raises(InvalidJob, match=rf"spec\.sampling\.{key}: .* as a field of spec\.evaluation"):

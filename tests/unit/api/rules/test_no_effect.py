@@ -27,6 +27,10 @@ REFUSED: dict[tuple[str, ...], list[tuple[str, ...]]] = {
     # under what is given: override, place unless it is the overridden field, words: see `assert_refused`
     SFT: [
         ("spec.evaluation={data: [a], function: 'a:b'}", ".function", "sft is evaluated by its loss"),
+        (
+            "spec.evaluation={data: [a], metrics: [{name: f, program: {command: [sh]}}]}",
+            *(".metrics", "sft is evaluated by its loss"),
+        ),
         ("spec.evaluation={data: [a], samples: 2}", ".samples", "remove it; got 2"),
         (
             "spec.evaluation={sets: [{name: a, data: [a], temperature: 0}]}",
@@ -321,10 +325,15 @@ def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(over
 )
 def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, is_warned) -> None:
     functions = f"[{{function: 'a:b'}}, {{function: 'a:c', timeoutSeconds: {seconds}}}]"
-    spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
-    line = "no effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
-    line = f"{line} a call with all its retries after 120 s; raise that"
-    assert list_idle_fields(spec) == ([line] if is_warned else [])
+    metrics = f"[{{name: judge, url: 'http://h', timeoutSeconds: {seconds}}}]"
+    given = f"spec.reward.functions={functions}", f"spec.evaluation={{data: [a], metrics: {metrics}}}"
+    spec = job(*given, f"spec.reward.timeoutSeconds={chunk}").spec
+    reason = "spec.reward.timeoutSeconds ends a call with all its retries after 120 s; raise that"
+    lines = [
+        f"no effect: spec.{place}.timeoutSeconds 300; {reason}"
+        for place in ("reward.functions[1]", "evaluation.metrics[0]")
+    ]
+    assert list_idle_fields(spec) == (lines if is_warned else [])
 
 
 @pytest.mark.parametrize(("warm", "is_warned"), [(4, False), (5, True)])

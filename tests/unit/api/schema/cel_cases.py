@@ -184,6 +184,7 @@ CHANGES = [
     ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
     ("spec.experts={balanceCoefficient: 0.01}", "spec.experts"),
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
+    ("spec.evaluation={data: [x], metrics: [{name: a, url: 'http://h'}]}", "spec.evaluation"),
     ("spec.health={notFinite: rollback}", "spec.health"),
     ("spec.trackers=[{kind: wandb}]", "spec.trackers"),
     ("spec.runtime={name: h100}", "spec.runtime"),

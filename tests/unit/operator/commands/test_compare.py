@@ -24,6 +24,7 @@ def made(folder: Path, *overrides: str, rewards: list[float | None], evaluations
         for step, reward in enumerate(rewards, 1)
     ]
     judged = [{"step": step, "set": "greedy", "mean": mean} for step, mean in enumerate(evaluations)]
+    judged += [{**line, "set": "named", "a_mean": line["mean"], "b_mean": 2.0} for line in judged]
     for name, lines in ((workdir.METRICS, steps), (workdir.EVALUATIONS, judged)):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(folder)
@@ -58,6 +59,9 @@ def test_changed_fields_and_figures_stand_side_by_side(tmp_path, capsys):
     assert shown["reward, last"] == ["0.5", "0.25", "1"]
     assert shown["reward, best of 10 steps"] == ["0.25 (to step 2)", "0.125 (to step 2)", "1 (to step 1)"]
     assert shown["evaluation greedy"] == ["0.1 -> 0.3, best 0.4", "0.1 -> 0.1, best 0.1", "-"]
+    assert shown["evaluation named b"] == ["2 -> 2, best 2", "2 -> 2, best 2", "-"]
+    assert shown["evaluation named a"] == shown["evaluation greedy"]
+    assert "evaluation named" not in shown
     assert shown["tokens/s, median"] == ["50"] * 3
     assert "loss, last" not in shown, "no run has one"
 

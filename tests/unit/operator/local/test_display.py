@@ -187,6 +187,21 @@ def test_evaluations_are_lines_with_the_first_figure_of_their_set(tmp_path: Path
     assert evaluations.new_lines() == ["evaluation after step 10: greedy  score 0.97 (0.53 at first)"]
 
 
+def test_metrics_with_names_stand_beside_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "evaluation.jsonl"
+    evaluations = Evaluations(file)
+    lines = [
+        {"step": step, "set": "s", "mean": a, "count": 8, "a_mean": a, "a_count": 8, "b_mean": b}
+        for step, a, b in ((0, 0.25, None), (5, 0.5, 2.0), (9, 0.75, 1.0))
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evaluations.new_lines()[1:] == [
+        "evaluation after step 5: s  a 0.5 (0.25 at first)  b 2 (nan at first)  8 rows",
+        "evaluation after step 9: s  a 0.75 (0.25 at first)  b 1 (nan at first)  8 rows",
+    ]
+    assert evaluation_changes(file) == ["evaluation from step 0 to 9: s  a 0.25 -> 0.75"]
+
+
 def test_the_panel_shows_a_run_at_a_glance() -> None:
     status = JobStatus.model_validate_json(
         json.dumps(

@@ -104,7 +104,7 @@ class Job:
         return RewardClient(
             array,
             functions=(Part.FUNCTIONS, scorer()) if Part.FUNCTIONS in parts else None,
-            model=scorer() if Part.MODEL in parts else None,
+            model=(Part.MODEL, scorer()) if Part.MODEL in parts else None,
             max_failed_share=share,
             patience=patience,
             stopping=lambda: self._roster.stopping,

@@ -34,7 +34,7 @@ def main(ranks: Ranks) -> None:
         raise Stopped("stopped while the reward was scoring")
 
     try:
-        evaluate(ctx, {"one": ROWS, "two": ROWS}, respond, judge if ranks.first else None)
+        evaluate(ctx, {"one": ROWS, "two": ROWS}, respond, {"evaluation": judge} if ranks.first else {})
     except Stopped as error:
         print(error)
     print(ranks.broadcast_str(lambda: "saving"), flush=True)

@@ -99,7 +99,7 @@ class Job:
         averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
         learner = Learner(graph, models, self.op_ctx, averages)
         nodes = {"score": score, **dict.fromkeys(REFERENCE_COLUMNS, refer or self.reference)}
-        remote = Remote(nodes, judge=score, **more)
+        remote = Remote(nodes, judges={"evaluation": score}, **more)
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any

@@ -24,14 +24,15 @@ from rlhf_trainer.scoring.reward_client import Unscored
 from rlhf_trainer.tensors.records import Prompt, Sequences
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
+BY_ONE = {"evaluation": low_tokens}
 SETS = "{name: greedy, data: [a], temperature: 0}, {name: eight, data: [b], samples: 8}"
 
 
 def test_each_set_is_sampled_as_it_says():
     job = Job("grpo", "", f"spec.evaluation={{function: 'a:b', sets: [{SETS}]}}")
     respond, held_out = job.task._collector.respond, {"greedy": ROWS, "eight": ROWS[:2]}
-    greedy, eight = evaluate(job.ctx, held_out, respond, low_tokens)
-    again, other = evaluate(job.ctx, held_out, respond, low_tokens)
+    greedy, eight = evaluate(job.ctx, held_out, respond, BY_ONE)
+    again, other = evaluate(job.ctx, held_out, respond, BY_ONE)
     assert (greedy["set"], greedy["count"], eight["set"], eight["count"]) == ("greedy", 5, "eight", 16)
     assert greedy == again, "nothing is drawn"
     assert eight != other, "these are drawn each time"
@@ -97,19 +98,20 @@ class Begun:
 
 
 def test_responses_go_to_their_own_reward_when_they_end():
-    """Those of a step to the job's, those of an evaluation to its function."""
-    reward, judging = Begun(), Begun()
+    """Those of a step to the job's, those of an evaluation to each of its metrics."""
+    reward, judging, other = Begun(), Begun(), Begun()
     job = Job(
         *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false"),
         "spec.evaluation={function: 'a:b', data: [a]}",
         rollouts=lambda ctx, models: Handing(ctx, models["policy"]),
         held_out={"held_out": ROWS},
-        more={"reward": reward, "judging": judging},
+        more={"reward": reward, "judging": [judging, other]},
     )
     task = job.task
     task.publish(0)
     (line,) = task.evaluate(0)
     assert (len(judging.responses), line["count"], reward.responses) == (5, 5, [])
+    assert other.responses == judging.responses
     assert {row["prompt"] for _, row in judging.responses} == {row.prompt for row in ROWS}
     task.collect(0)
     sequences = task._pending.columns.sequences
@@ -132,19 +134,45 @@ def test_an_evaluation_that_cannot_be_judged_fails_with_the_reason_and_training_
 
     job = Job("grpo", "", f"spec.evaluation={{function: 'a:b', sets: [{SETS}]}}")
     given = job.ctx, {"greedy": ROWS, "eight": ROWS[:2]}, job.task._collector.respond
-    failed, fine = evaluate(*given, judge)
+    failed, fine = evaluate(*given, {"evaluation": judge})
     assert (failed["failed"], failed["count"], fine["count"]) == (str(error), 0, 16)
     assert math.isnan(failed["mean"])
     assert "failed" not in fine
     if error is MISTAKE:
         with pytest.raises(InvalidJob):
-            evaluate(*given, judge, first=True)
+            evaluate(*given, {"evaluation": judge}, first=True)
+
+
+def test_each_metric_has_its_figures_and_the_first_one_is_the_sets():
+    """One that is down has no figures, and takes none from the others."""
+
+    def down(_sequences, _rows):
+        raise Unscored("9 of 10 have no score")
+
+    def some(sequences, rows):
+        return low_tokens(sequences, rows).masked_fill(torch.arange(len(rows)) < 4, math.nan)
+
+    metrics = "[{name: a, url: 'http://h'}, {name: b, program: {command: [b]}}, {name: c, function: 'c:c'}]"
+    job = Job("grpo", "", f"spec.evaluation={{metrics: {metrics}, data: [a], samples: 2}}")
+    judges = {"a": low_tokens, "b": down, "c": some}
+    (line,) = evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, judges)
+    assert (line["mean"], line["count"], line["best_of_2"]) == (line["a_mean"], 10, line["a_best_of_2"])
+    assert (line["a_count"], line["b_count"], line["c_count"]) == (10, 0, 6), "no zeros"
+    assert math.isnan(line["b_mean"])
+    assert line["b_failed"] == "9 of 10 have no score"
+    assert not {"failed", "a_failed", "c_failed"} & line.keys()
+    for sample in line["samples"]:
+        assert [*sample["scores"]] == ["a", "b", "c"]
+        assert (sample["score"], sample["scores"]["b"]) == (sample["scores"]["a"], None)
+    (line,) = evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, {"b": down, "a": low_tokens})
+    assert (line["failed"], line["a_count"]) == ("9 of 10 have no score", 10)
+    assert math.isnan(line["mean"]), "no other metric ranks the checkpoint"
 
 
 def test_an_evaluation_whose_prompts_are_all_refused_fails_with_the_reason():
     job = Job("grpo", "", "spec.evaluation={function: 'a:b', data: [a]}")
     refused = Responses(refused={f"-1/{i}": "HTTP 400: too long" for i in range(5)})
-    (line,) = evaluate(job.ctx, {"held_out": ROWS}, lambda *_: refused, low_tokens)
+    (line,) = evaluate(job.ctx, {"held_out": ROWS}, lambda *_: refused, BY_ONE)
     assert (line["failed"], line["count"], line["samples"]) == ("HTTP 400: too long", 0, [])
 
 
@@ -167,7 +195,7 @@ def test_greedy_responses_are_of_the_likeliest_tokens():
         sequences.append(evaluated)
         return torch.zeros(len(evaluated))
 
-    evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, judge)
+    evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, {"evaluation": judge})
     (evaluated,) = sequences
     model = job.models["policy"].unwrapped.eval()
     for i, prompt_length in enumerate(evaluated.prompt_lengths.tolist()):
@@ -180,7 +208,7 @@ def test_greedy_responses_are_of_the_likeliest_tokens():
 def test_other_ranks_take_part_and_have_no_figures():
     job = Job("grpo", "", "spec.evaluation={function: 'a:b', data: [a]}")
     assert RANKS.first
-    assert evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, None) == []
+    assert evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, {}) == []
 
 
 def test_what_has_no_score_is_left_out_of_the_figures():

@@ -87,7 +87,7 @@ def fine_tuned(
     models = {used: trained_model(ctx, config, used) for used in resolved.graph.trained}
     learner = Learner(resolved.graph, models, OpContext(spec, resolved.settings), {})
     rows, reader = open_datasets(spec).rows, load_reader(config)
-    remote = Remote(nodes, judge=nobody)
+    remote = Remote(nodes, judges={"evaluation": nobody})
     torch.manual_seed(0)
     task: Any
     if resolved.graph.generates:

@@ -198,13 +198,13 @@ def test_held_out_episodes_are_judged_by_their_rewards():
     held_out = {"held_out": ROWS[:5]}
     given = ("grpo", "spec.evaluation={data: [a], samples: 2}")
     run = job(*given, reply=failing(5, "no licence"), held_out=held_out)
-    run.task._judge = None
+    run.task._judges = {}
     (line,) = run.task.evaluate(1)
     assert line["count"] == 8
     assert line["mean"] in {i / 8 for i in range(9)}
     assert "failed" not in line
     run = job(*given, reply=failing(1, "no licence"), held_out=held_out)
-    run.task._judge = None
+    run.task._judges = {}
     (line,) = run.task.evaluate(1)
     assert (line["failed"], line["count"]) == ("no licence", 0)
     assert math.isnan(line["mean"])
@@ -219,6 +219,6 @@ def test_a_function_judges_held_out_episodes_that_did_not_fail():
 
     given = ("grpo", "spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=org/reward")
     run = job(*given, reply=failing(3), held_out={"held_out": ROWS[:6]})
-    run.task._judge = judge
+    run.task._judges = {"evaluation": judge}
     (line,) = run.task.evaluate(1)
     assert (judged, line["count"], line["mean"]) == ([4], 4, 1.5)

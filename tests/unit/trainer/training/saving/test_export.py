@@ -27,13 +27,14 @@ from rlhf_trainer.training.assembly import trained_model
 
 STEPS = [{"step": i, "reward_mean": 0.1 * i, "loss": 0.5, "seconds": 1.0} for i in (1, 2, 3)]
 JUDGED = [{"step": i, "set": "greedy", "mean": 0.25 * i, "count": 8} for i in (0, 2)]
+NAMED = [{"step": i, "set": "named", "mean": 0.5, "a_mean": 0.5, "b_mean": 2.0 * i} for i in (0, 2)]
 
 
 def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
     overrides = ("spec.model.policy=someone/model", "spec.model.lora={policy: {rank: 4}}")
     job = Job("grpo", "klCoefficient: 0.1", *overrides)
     ctx = replace(job.ctx, workdir=tmp_path)
-    for name, rows in (("metrics", STEPS), ("evaluation", JUDGED)):
+    for name, rows in (("metrics", STEPS), ("evaluation", [*JUDGED, *NAMED])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "reward.png").write_bytes(b"a picture")
     folder = tmp_path / "policy"
@@ -50,6 +51,7 @@ def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
     assert "Trained by grpo for 40 steps, with a low-rank adapter (rank 4) merged into it." in text
     assert "| reward_mean | 0.1 | 0.3 |" in text
     assert "| greedy | mean | 0 | 0 | 2 | 0.5 |" in text
+    assert "| named | a_mean | 0 | 0.5 | 2 | 0.5 |\n| named | b_mean | 0 | 0 | 2 | 4 |" in text
     assert "![job](reward.png)" in text
     assert (folder / "reward.png").read_bytes() == b"a picture"
     (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
