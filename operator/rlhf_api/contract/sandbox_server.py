@@ -140,7 +140,7 @@ def run(
                 start_new_session=True,
                 preexec_fn=_limit,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter of words with a NUL, or that no bytes stand for
             return 127, f"{error}\n".encode()
     finally:
         os.close(given)
@@ -164,7 +164,7 @@ def _read(
     output = b""
     while process.poll() is None:
         ready, _, _ = select.select(watched, [], [], _LOOK_SECONDS if pipe in watched else 0)
-        if claimant in ready and not claimant.recv(1, socket.MSG_PEEK):
+        if claimant in ready:  # it has left, or does not wait for the reply: it may leave behind what it sent
             os._exit(0)
         if pipe in ready:
             piece = os.read(pipe.fileno(), LONGEST_OUTPUT)
@@ -209,6 +209,7 @@ def main() -> None:
         Path(given["RLHF_TERMINATION_LOG"]).write_text(reason)
         sys.exit(_EXIT_INVALID)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, lambda *_: None)  # a command's, which would end the pod with an error
     # Commands have this user too: they read neither the token in its variables nor its memory.
     if ctypes.CDLL(None, use_errno=True).prctl(*_NOT_DUMPABLE, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

@@ -93,6 +93,14 @@ def read_end(
     )
 
 
+def was_ready(container: Body, conditions: Mapping[str, Body]) -> bool:
+    """True of an ended container whose pod was ready at some time since it started: the end of that is the last change.
+    One that was never started has the start of the epoch."""
+    ready, end = conditions.get("Ready", {}), container.get("state", {}).get("terminated")
+    started, changed = _time(end, "startedAt"), _time(ready, "lastTransitionTime")
+    return ready.get("status") == "False" and bool(started and changed and started < changed)
+
+
 def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) -> bool:
     targeted = conditions.get("DisruptionTarget", {}).get("status") == "True"
     lost = end is not None and end.get("reason") in LOST

@@ -41,6 +41,7 @@ from .pod_status import (
     read_end,
     seconds,
     waiting_reason,
+    was_ready,
 )
 from .ports import PORT
 from .trimmed import REQUEST
@@ -143,6 +144,8 @@ class Pod:
     """The pod's uid where several processes share it; `uid` is then of one start of one of them."""
     last_uid: str = ""
     """`uid` of the start before, in the same pod."""
+    was_ready: bool = False
+    """True of an ended one that had been ready."""
 
     @property
     def object_uid(self) -> str:
@@ -157,10 +160,11 @@ class Pod:
 
     @property
     def is_spent(self) -> bool:
-        """True if it was a sandbox and its episode is over, however that ended: the next one has another pod."""
+        """True if it was a sandbox and its episode is over, however that ended: the next one has another pod. Its
+        commands may write another message, and use up its memory."""
         if self.role is not Role.SANDBOX or self.ended is None:
             return False
-        return self.ended.code == 0 or self.ended.log == CLAIMED
+        return self.ended.code == 0 or self.ended.log == CLAIMED or self.was_ready
 
     @property
     def replica(self) -> tuple[Role, int]:
@@ -218,6 +222,7 @@ class Pod:
             unstarted=node is not None and is_unstarted(status),
             port=_port(spec),
             rank=int(labels.get(RANK, "0")),
+            was_ready=was_ready(role_container, conditions),
         )
 
 

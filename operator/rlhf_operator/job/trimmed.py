@@ -42,7 +42,7 @@ _MOST = 32
 """Maximum number of finalizers, and of owners, that are kept."""
 _OF_STATUS = {
     "resourceClaimStatuses": ("name", "resourceClaimName"),
-    "conditions": ("type", "status", "reason", "message"),
+    "conditions": ("type", "status", "reason", "message", "lastTransitionTime"),
     "initContainerStatuses": ("name", "state"),
     "containerStatuses": ("name", "containerID", "state", "lastState", "ready", "started", "restartCount"),
 }

@@ -22,6 +22,8 @@ from .call_clock import seconds_left, waiting
 
 _LONGEST_OUTPUT = 64 << 10
 _MOST_FILES = 10_000
+_LONGEST_WORD = (128 << 10) - 1
+"""Bytes of a command's word: Linux takes 32 pages with the NUL behind it (MAX_ARG_STRLEN)."""
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
 times its CPU seconds, most of which a busy machine or a sleeping command takes."""
@@ -111,6 +113,8 @@ async def run_at(
     count, and before the call that it is of has taken too long. A command that lets what it may
     write grow beyond 64 MiB or 10,000 files, besides the sizes that it had `before`, is ended; in a place that is
     larger already it writes nothing more."""
+    if reason := _unfit(command):
+        return Ran(127, f"{reason}\n")
     growth = _Growth([*place.writable.values()], before)
     limits = replace(limits, file_bytes=0) if growth.is_full else limits
     async with _places().taken():
@@ -128,6 +132,17 @@ async def run_at(
     if ended.error:
         raise OSError(ended.error)
     return Ran(ended.code if output is not None else None, (output or b"").decode(errors="replace"))
+
+
+def _unfit(command: Sequence[str]) -> str:
+    """Reason why the kernel takes these words for no program; empty if it may."""
+    try:
+        words = [os.fsencode(word) for word in command]
+    except UnicodeEncodeError as error:
+        return str(error)
+    if any(b"\0" in word for word in words):
+        return "embedded null byte"
+    return "a word of the command is too long" if max(map(len, words)) > _LONGEST_WORD else ""
 
 
 def remove_folder(folder: Path) -> None:

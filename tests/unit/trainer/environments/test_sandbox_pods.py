@@ -25,6 +25,7 @@ from rlhf_trainer.environments.adapter import EpisodeOfClass
 from rlhf_trainer.environments.episode_sandbox import (
     SOCKET,
     EpisodeSandbox,
+    FolderSandbox,
     PodSandbox,
     SandboxLost,
     open_sandbox,
@@ -37,6 +38,15 @@ from rlhf_trainer.extend import Ran
 
 pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
 TOKEN = "of sandboxes"
+
+
+UNFIT = {
+    "/no-such-program": "No such file",
+    "echo \0": "null byte",
+    "\ud800": "surrogates not allowed",
+    "x" * (128 << 10): "too long",
+}
+"""Words of no program, and what is said of them."""
 
 
 @pytest.fixture
@@ -75,7 +85,9 @@ def test_commands_meet_their_limits_and_the_next_one_runs(
         "echo kept > file; sleep 999 & echo started": Ran(0, "started\n"),
         "cat file; ls /proc | grep -c '^[0-9]'": Ran(0, "kept\n4\n"),  # the server, this shell, ls and grep
         "exec >&-; sleep 0.1; exit 4": Ran(4, ""),
-        "kill -KILL 1; kill -STOP 1; cat /proc/1/environ; echo $? ${RLHF_TOKEN-none}": Ran(0, "1 none\n"),
+        "kill -INT 1; kill -KILL 1; kill -STOP 1; cat /proc/1/environ; echo $? ${RLHF_TOKEN-none}": Ran(
+            0, "1 none\n"
+        ),
         "head -c 65537 /dev/zero": None,
         "bomb() { bomb | bomb & }; bomb; sleep 99": None,
         "for i in $(seq 300); do sleep 99 & done": Ran(2, ""),  # by the kernel, which lets it make no more
@@ -90,8 +102,9 @@ def test_commands_meet_their_limits_and_the_next_one_runs(
                 seconds = 0.3 if command.endswith("sleep 99") else LONG
                 ran = await sandbox.run(("sh", "-c", command), "given", seconds=seconds)
                 assert ran == expected if expected else ran.code is None, command
-            ran = await sandbox.run(("/no-such-program",))
-            assert (ran.code, "No such file" in ran.output) == (127, True)
+            for word, reason in UNFIT.items():
+                ran = await sandbox.run((word, word))
+                assert (ran.code, reason in ran.output) == (127, True), ran.output
             waiting = asyncio.ensure_future(sandbox.run(("sleep", "1")))
             await asyncio.sleep(0)
             for pod in pods:
@@ -229,6 +242,27 @@ def test_a_worker_that_dies_leaves_no_pod_behind(
     asyncio.run(check())
 
 
+def test_a_worker_that_leaves_in_the_midst_of_what_it_says_leaves_no_pod_behind(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = json.dumps({"command": ["sleep", "999"], "seconds": 1e9, "stdin": 0}).encode() + b"\n"
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods):
+            reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
+            await reader.readline()
+            writer.write(request)
+            (claimed,) = [pod for pod in pods if pod.log.read_text()]
+            while not claimed.server.children():
+                await asyncio.sleep(0.01)
+            writer.write(request)
+            await writer.drain()
+            writer.close()
+            await asyncio.to_thread(ended_one, pods)
+
+    asyncio.run(check())
+
+
 def test_a_hanging_pod_is_given_up(pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_trainer.environments.episode_sandbox._HANG_SECONDS", 0.1)
 
@@ -253,6 +287,11 @@ def test_without_pods_it_is_a_folder_of_this_machine_in_which_files_stay() -> No
             ]
             assert replies[1]["messages"][0]["content"] == "2: here"
             await worker.call(end(), LONG)
+            sandbox = FolderSandbox()
+            for word, reason in list(UNFIT.items())[1:]:
+                ran = await sandbox.run((word, word))
+                assert (ran.code, reason in ran.output) == (127, True), ran.output
+            await sandbox.close()
 
     asyncio.run(check())
 

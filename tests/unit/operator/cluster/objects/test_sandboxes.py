@@ -7,7 +7,7 @@ import pytest
 from tests.unit.api.manifests import job
 from tests.unit.operator.cluster.objects.test_environments import ENVIRONMENT, policies, selects
 from tests.unit.operator.cluster.objects.test_pod import EVERYTHING, env, owner, pinned, pod, role_container
-from tests.unit.operator.cluster.world import World, names
+from tests.unit.operator.cluster.world import World, names, stamp
 
 from rlhf_api.contract.sandbox_server import CLAIMED
 from rlhf_api.contract.status import JobStatus
@@ -127,6 +127,38 @@ def test_a_sandbox_that_had_its_episode_is_replaced_at_once_and_never_counted(
         assert len(world.made) == made + 1
     world.step()
     assert sandbox_status(world) == (2, 0)
+
+
+def end_at(name: str, world: World, *, code: int, message: str, started: str, unready: str) -> None:
+    """Ends a pod at the world's time; `unready`: since when it is not ready."""
+    end = {"exitCode": code, "startedAt": started, "finishedAt": stamp(world.now), "message": message}
+    world.end(
+        *(name, code, message),
+        containerStatuses=[{"name": "role", "state": {"terminated": end}}],
+        conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": unready}],
+    )
+
+
+def test_a_command_that_writes_its_own_message_and_uses_up_the_memory_counts_no_restart() -> None:
+    world = playing()
+    started = stamp(world.now)
+    world.step(60.0)
+    end_at(FIRST, world, code=137, message="not yours", started=started, unready=stamp(world.now))
+    assert names(world.step(0.0)) == ([], [FIRST])
+    world.kubelet()
+    assert names(world.step(0.0)) == ([FIRST], [])
+    assert sandbox_status(world)[1] == 0
+
+
+@pytest.mark.parametrize("started", ["1970-01-01T00:00:00Z", ""])
+def test_one_that_was_never_ready_counts(started: str) -> None:
+    """The kubelet's start of a container whose program is not there is that of the epoch."""
+    world = playing()
+    now = stamp(world.now)
+    end_at(FIRST, world, code=128, message="no python3", started=started or now, unready=now)
+    world.step(60.0)
+    world.step(60.0)
+    assert sandbox_status(world)[1] == 1
 
 
 def sandboxes(world: World) -> list[str]:
