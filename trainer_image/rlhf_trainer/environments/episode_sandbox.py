@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from rlhf_api.contract.sandbox_server import LONGEST_STDIN
+from rlhf_api.contract.sandbox_server import LONGEST_OUTPUT, LONGEST_STDIN
 
 from ..process.sandbox import WORK, Place, sandbox_limits
 from .call_clock import seconds_left, waiting
@@ -30,6 +30,10 @@ _MEGABYTES = 4096
 _HANG_SECONDS = 20.0
 """Time beyond a command's own after which its pod is given up."""
 _UNPACK = 'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall(sys.argv[1])'
+
+
+_GARBAGE = ValueError | KeyError | TypeError | OverflowError | RecursionError
+"""Errors over what is no reply."""
 
 
 class SandboxLost(OSError):
@@ -91,19 +95,26 @@ class PodSandbox(EpisodeSandbox):
                 "seconds": min(seconds, SHARE_OF_CALL * left),
                 "stdin": len(data),
             }
+            line = json.dumps(request).encode() + b"\n"
             try:
                 async with asyncio.timeout(min(seconds + _HANG_SECONDS, LAST_SHARE * left)):
-                    self._writer.write(json.dumps(request).encode() + b"\n" + data)
+                    self._writer.write(line + data)
                     await self._writer.drain()
-                    reply = await _line(self._reader)
-                    output = await self._reader.readexactly(reply["output"])
+                    return await self._reply()
             except BaseException as error:
                 self._writer.close()  # what comes next would be this command's
-                if isinstance(error, TimeoutError | ConnectionError | asyncio.IncompleteReadError):
+                if isinstance(error, TimeoutError | ConnectionError | asyncio.IncompleteReadError | _GARBAGE):
                     reason = f"the sandbox's pod has ended, or hangs, in {command[0]!r}"
                     raise SandboxLost(reason) from None
                 raise
-        return Ran(reply["code"], output.decode(errors="replace"))
+
+    async def _reply(self) -> Ran:
+        """Raises one of _GARBAGE for what no server of ours sends: a command may be root in its pod."""
+        reply = await _line(self._reader)
+        code, size = reply["code"], int(reply["output"])
+        if size > LONGEST_OUTPUT or not (code is None or isinstance(code, int)):
+            raise ValueError("no reply")
+        return Ran(code, (await self._reader.readexactly(size)).decode(errors="replace"))
 
     async def close(self) -> None:
         self._writer.close()

@@ -277,6 +277,37 @@ def test_a_hanging_pod_is_given_up(pods: list[SandboxPod], monkeypatch: pytest.M
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b'{"code": 0, "output": %d}\n' % (1 << 60),
+        b'{"code": 0, "output": -1}\n',
+        b'{"code": 0, "output": Infinity}\n',
+        b'{"code": "0", "output": 0}\n',
+        b"[]\n",
+        b"[" * 60_000 + b"\n",
+        b"x" * 200_000,
+    ],
+)
+def test_a_pod_that_replies_with_what_no_server_of_ours_sends_is_given_up(
+    reply: bytes, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"claimed": true}\n')
+        await reader.readline()
+        writer.write(reply)
+        await reader.read()  # until it is given up
+        writer.close()
+
+    async def check() -> None:
+        async with await asyncio.start_unix_server(answer, tmp_path / "claims"):
+            sandbox = await PodSandbox.claim(str(tmp_path / "claims"))
+            with pytest.raises(SandboxLost, match="has ended, or hangs"):
+                await sandbox.run(("true",), seconds=LONG)
+
+    asyncio.run(asyncio.wait_for(check(), LONG))
+
+
 def test_without_pods_it_is_a_folder_of_this_machine_in_which_files_stay() -> None:
     async def check() -> None:
         async with pool("Boxed") as workers:
