@@ -37,6 +37,8 @@ SEQUENCES = "sequences"
 """Column of the tokens of prompts and responses, written by the first node."""
 ENVIRONMENT_REWARD = "environment_reward"
 """Column of the rewards of episodes, which `Generate` writes in a job with an environment."""
+REWARD = "reward/"
+"""Begin of the names of columns of rows with the scores of each reward, before its weight."""
 LABEL = "label"
 """Column of rows that a source of labeled ones writes: 1 desirable, -1 undesirable, 0 the next row's answer to a row's
 prompt, with which `rows: labeled` come."""
@@ -55,6 +57,11 @@ REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
 """Columns that compare with a reference."""
+
+
+def reward_column(name: str) -> str:
+    """Column with the scores of the reward of that name."""
+    return f"{REWARD}{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +118,8 @@ class Infer(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Node):
-    """Rewards of the reward role: one number for each sequence, or for each response token."""
+    """Rewards of the reward role: one number for each sequence, or for each response token; and after that column those
+    of REWARD of single ones, if it writes any."""
 
     name: str = "score"
     reads: tuple[str, ...] = (SEQUENCES,)

@@ -7,8 +7,9 @@ from ..errors.problem import Problem
 from ..field_types import PositiveFloat
 from ..sections.common import CommonSpec
 from .base import Algorithm
+from .each_reward import standardized_rules
 from .nodes import standardized
-from .policy_gradient import GROUPED, Standardized, group_rules
+from .policy_gradient import GROUPED, Standardized
 
 
 class CISPO(Standardized):
@@ -25,7 +26,7 @@ class CISPO(Standardized):
 
 
 def rules(spec: CommonSpec, where: str, settings: Any) -> Iterator[Problem]:
-    yield from group_rules(spec, where, settings)
+    yield from standardized_rules(spec, where, settings)
     if settings.dual_clip is not None:
         yield Problem(
             f"{where}.dualClip",

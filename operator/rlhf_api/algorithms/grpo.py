@@ -4,8 +4,9 @@ from typing import Literal
 
 from ..field_types import NonNegativeFloat
 from .base import Algorithm
+from .each_reward import standardized_rules
 from .nodes import standardized
-from .policy_gradient import GROUPED, CovarianceControl, Standardized, group_rules
+from .policy_gradient import GROUPED, CovarianceControl, Standardized
 
 
 class GRPO(Standardized, CovarianceControl):
@@ -20,4 +21,6 @@ class GRPO(Standardized, CovarianceControl):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=standardized(), rules=group_rules, usual=GROUPED)
+ALGORITHM = Algorithm(
+    name="grpo", settings=GRPO, graph=standardized(), rules=standardized_rules, usual=GROUPED
+)

@@ -4,8 +4,9 @@ from typing import Literal
 
 from ..field_types import PositiveFloat
 from .base import Algorithm
+from .each_reward import standardized_rules
 from .nodes import standardized
-from .policy_gradient import GROUPED, Standardized, group_rules
+from .policy_gradient import GROUPED, Standardized
 
 
 class GSPO(Standardized):
@@ -24,5 +25,5 @@ class GSPO(Standardized):
 
 
 ALGORITHM = Algorithm(
-    name="gspo", settings=GSPO, graph=standardized(loss="gspo"), rules=group_rules, usual=GROUPED
+    name="gspo", settings=GSPO, graph=standardized(loss="gspo"), rules=standardized_rules, usual=GROUPED
 )

@@ -18,6 +18,7 @@ from ..graph import (
     Train,
 )
 from ..sections.common import CommonSpec
+from .each_reward import normalizes_each, role_columns, weighted_columns
 from .policy_gradient import CovarianceControl, PolicyGradient, Standardized, is_one_update
 
 
@@ -51,7 +52,7 @@ def experience(
         )
     if settings.kl_penalty:
         nodes.append(reference_node or reference(spec, settings.reference_ema))
-    nodes += scores(spec) if scored else ()
+    nodes += scores(spec, tuple(role_columns(spec)) if normalizes_each(settings) else ()) if scored else ()
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     nodes += _entropy_mask(settings)
@@ -67,7 +68,7 @@ def add_environment(nodes: Iterable[Node], spec: CommonSpec) -> Iterator[Node]:
         elif spec.environment is not None and isinstance(node, Score):
             reads: tuple[str, ...] = (ENVIRONMENT_REWARD,)
             if spec.has_reward:
-                yield replace(node, writes=("reward_scores",))
+                yield replace(node, writes=("reward_scores", *node.writes[1:]))
                 reads = (*reads, "reward_scores")
             writes = ("token_scores", "scores")
             yield Compute(name="environment", function="environment_scores", reads=reads, writes=writes)
@@ -100,13 +101,14 @@ def covariances(settings: PolicyGradient, begin: tuple[Node, ...]) -> tuple[Node
     )
 
 
-def scores(spec: CommonSpec) -> Iterator[Node]:
-    """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens."""
+def scores(spec: CommonSpec, each: tuple[str, ...] = ()) -> Iterator[Node]:
+    """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens; and `each`, the
+    columns of single rewards."""
     if spec.reward.fine_grained and spec.environment is None:  # which is refused
-        yield Score(writes=("token_scores",), per_token=True)
+        yield Score(writes=("token_scores", *each), per_token=True)
         yield Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
     else:
-        yield Score()
+        yield Score(writes=("scores", *each))
 
 
 def reference(spec: CommonSpec, average: float | None = None, output: str = "logprobs") -> Infer:
@@ -178,10 +180,7 @@ def grouped(function: str, loss: str = "policy") -> Callable[[CommonSpec, Policy
             reads=("response_rewards", "position"),
             writes=("advantages",),
         )
-        begin = experience(spec, settings)
-        chosen = covariances(settings, begin)
-        train = train_policy((*begin, *chosen), settings, loss)
-        return Graph((*begin, rewards, advantages, *chosen, train))
+        return _without_critic(spec, settings, loss, rewards, advantages)
 
     return graph
 
@@ -190,7 +189,18 @@ def standardized(loss: str = "policy") -> Callable[[CommonSpec, Standardized], G
     """Graph of the algorithms of `grouped` whose advantages are divided by a standard deviation."""
 
     def graph(spec: CommonSpec, settings: Standardized) -> Graph:
+        if normalizes_each(settings):
+            reads = (*weighted_columns(spec), "position")
+            advantages = Compute(name="advantages", function="gdpo", reads=reads, writes=("advantages",))
+            return _without_critic(spec, settings, loss, advantages)
         function = "grpo" if settings.standard_deviation == "group" else "grpo_batch"
         return grouped(function, loss)(spec, settings)
 
     return graph
+
+
+def _without_critic(spec: CommonSpec, settings: PolicyGradient, loss: str, *prepare: Node) -> Graph:
+    """The graph whose nodes `prepare` write the advantages."""
+    begin = experience(spec, settings)
+    chosen = covariances(settings, begin)
+    return Graph((*begin, *prepare, *chosen, train_policy((*begin, *chosen), settings, loss)))

@@ -83,6 +83,9 @@ class Standardized(PolicyGradient):
 
     standard_deviation: Literal["group", "batch"] = "group"
     """Rewards over which the standard deviation is taken: of the responses to the prompt, or of the step."""
+    normalize: Literal["sum", "each"] = "sum"
+    """The weighted sum of several rewards is normalised; or each one, and their weighted sum once more over the step
+    (GDPO), so that none counts more for its spread."""
 
 
 class CovarianceControl(PolicyGradient):

@@ -184,7 +184,6 @@ _ANSWERS = (
         "normalize_reward whiten_rewards use_score_scaling use_score_norm",
         "rewards are not normalised; spec.reward.scale is a fixed factor",
     ),
-    ("multi_objective_aggregation", "rewards are added with the weights of spec.reward.functions"),
     (
         "verification",
         "rewards are dealt out in spec.reward: a model in spec.model.reward, functions in "

@@ -204,6 +204,7 @@ _NAMES = {
     "dualClip": "clip_ratio_c delta",
     "stopRatio": "ratio_threshold",
     "topEntropy": "top_entropy_quantile",
+    "normalize": "multi_objective_aggregation",
     "klCorrected": "use_bias_correction_kl",
     "entropyCoefficient": "entropy_coef entropy_coeff entropy_loss_coef",
     "referenceEma": "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",

@@ -12,6 +12,7 @@ of as many steps.
 
 from dataclasses import dataclass
 
+from ..graph import REWARD
 from ..spec import Spec
 from .memory import count, gigabytes
 
@@ -20,6 +21,10 @@ _OF_ROWS = ("scores", "reward_scores", "response_rewards")
 """Columns with one number per response."""
 _SAID = 1e9
 """Bytes on rank 0 above which the plan mentions them."""
+
+
+def _is_of_rows(name: str) -> bool:
+    return name in _OF_ROWS or name.startswith(REWARD)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class StepMemory:
             return None
         sampling, steps = spec.sampling, 1 + spec.rollout.max_staleness
         tokens = spec.data.prompts_per_step * sampling.responses_per_prompt * spec.longest_response
-        columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
+        columns = {name for node in graph.prepare for name in node.writes if not _is_of_rows(name)}
         mask = _ID * sampling.mask_size  # the count, and an id for each other kept token
         token, window = _HELD + _COLUMN * len(columns) + mask, max(spec.replay.window, 0)
         kept_windows = max(window, 1)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ..algorithms import CUSTOM, Algorithm, algorithm_of, settings_of
 from ..algorithms.base import Rules
 from ..algorithms.custom import Custom
+from ..algorithms.each_reward import role_columns
 from ..algorithms.nodes import add_environment
 from ..errors.messages import from_pydantic
 from ..errors.problem import InvalidJob, Problem, show
@@ -34,7 +35,7 @@ def resolve(spec: Spec) -> Resolved:
     """The graph and the settings of a job.
 
     Raises InvalidJob where the user's algorithm cannot be imported, its settings do not fit, its graph cannot run,
-    reads other scores than `spec.reward.fineGrained` makes, compares groups without any, trains on other minibatches
+    reads other scores than `spec.reward` makes, compares groups without any, trains on other minibatches
     than `dynamic` can, infers with weights that the job does not have, lacks the correction that `spec.rollout` sets or
     the advantages that replay is to draw by, or has other roles and models than `spec.custom` says, by which the job's
     processes were planned.
@@ -62,6 +63,7 @@ def resolve(spec: Spec) -> Resolved:
         raise InvalidJob([Problem("spec.reward.fineGrained", message)])
     problems = [
         *_rounds(spec, graph),
+        *_single_rewards(spec, graph),
         *replay.dynamic_problems(spec, graph),
         *replay.paired_problems(spec, graph),
         *lora.averaged(spec, graph),
@@ -86,6 +88,16 @@ def _rounds(spec: Spec, graph: Graph) -> Iterator[Problem]:
         yield Problem("spec.sampling.responsesPerPrompt", f"{message}; use at least 2; got 1")
     if not any("scores" in node.writes for node in graph.prepare):
         yield Problem(WHERE, f"{message} (Generate(rounds=...)), and no node of it writes scores")
+
+
+def _single_rewards(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Columns of single rewards that the job has not."""
+    names = role_columns(spec)
+    for node in graph.nodes:
+        for column in node.writes[1:] if isinstance(node, Score) else ():
+            if column not in names:
+                message = f"node {node.name!r} writes {column!r}, the scores of no reward with a weight"
+                yield Problem(WHERE, f"{message}; those of the job: {', '.join(names) or 'none'}")
 
 
 def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:

@@ -35,6 +35,11 @@ DECIDING = {
 """Names of settings that decide the algorithm."""
 
 
+def normalizes_each(given: Mapping[str, Any]) -> bool:
+    """True if each reward is normalised, as TRL then does by the group's deviation whatever `scale_rewards` says."""
+    return given.get(plain("multi_objective_aggregation")) == "normalize_then_sum"
+
+
 def algorithm_meant(given: Mapping[str, Any], algorithm: str) -> str:
     """The algorithm of settings by their last keys as `plain` has them; `algorithm`: what the file itself names, such
     as by its classes. "" if nothing says."""
@@ -55,5 +60,7 @@ def algorithm_meant(given: Mapping[str, Any], algorithm: str) -> str:
         or has("policy_loss_type", "gspo")
     ):
         return "gspo"
+    if normalizes_each(given):
+        return base
     unscaled = has("scale_rewards", False, "none") or has("norm_adv_by_std_in_grpo", False)
     return "dr_grpo" if unscaled or has("no_advantage_std_norm", True) else base

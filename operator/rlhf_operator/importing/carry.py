@@ -19,7 +19,7 @@ from rlhf_api.job import API_VERSION, KIND, RLHFJob
 from rlhf_api.manifest.load import named_algorithm, parse
 from rlhf_api.sections.common import CommonSpec
 
-from .algorithms import DECIDING, algorithm_meant
+from .algorithms import DECIDING, algorithm_meant, normalizes_each
 from .context import Context, NotCarried, batch_sizes
 from .settings import Configuration, Setting
 from .values import CONVERTERS
@@ -121,11 +121,13 @@ def _carried(settings: Sequence[Setting], context: Context) -> Iterator[Became]:
         yield row
 
 
-def _of_variant(setting: Setting, algorithm: str) -> tuple[tuple[str, Any], ...]:
+def _of_variant(setting: Setting, context: Context) -> tuple[tuple[str, Any], ...]:
     """Our fields, and their values, of a variant of the algorithm that a deciding setting means."""
+    algorithm = context.algorithm
     if algorithm == "reinforce_pp" and str(setting.value).endswith("_baseline"):
         return (("spec.reinforcePp.groupBaseline", True),)
-    if algorithm in ("grpo", "gspo", "cispo") and setting.value == "batch":
+    is_batch = setting.value == "batch" and not normalizes_each(context.given)
+    if algorithm in ("grpo", "gspo", "cispo") and is_batch:
         return ((f"spec.{algorithm}.standardDeviation", "batch"),)
     return ()
 
@@ -135,9 +137,7 @@ def _became(setting: Setting, context: Context, sizes: Mapping[str, Mapping[str,
     if key in _OPTIMIZERS and _ADAMW_8BIT.search(str(setting.value)):
         return Became(setting, fields=(("spec.optimizer.moments", "8bit"),))
     if key in DECIDING:
-        return Became(
-            setting, f"spec.algorithm: {context.algorithm}", _of_variant(setting, context.algorithm)
-        )
+        return Became(setting, f"spec.algorithm: {context.algorithm}", _of_variant(setting, context))
     if key in sizes:
         if not sizes[key]:
             return Became(setting, f"counted in {' and '.join(next(iter(sizes.values())))}")

@@ -256,6 +256,7 @@ CONVERTERS: Mapping[str, Convert] = {
             **dict.fromkeys(("dr_grpo", "seq-mean-token-sum-norm", "constant"), "constant"),
         }
     ),
+    "normalize": _words({"sum_then_normalize": "sum", "normalize_then_sum": "each"}),
     "clipRatio": _pair_of(0),
     "clipRatioHigh": _pair_of(1),
     "spec.rollout.importanceCap": _pair_of(1),

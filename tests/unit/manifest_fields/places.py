@@ -172,6 +172,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"\.distillation\.teachers$", _TAUGHT),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
+    (r"\.normalize$", ("spec.{}.klIn=loss", "spec.reward.functions=[{function: 'a:b'}]")),
     (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),

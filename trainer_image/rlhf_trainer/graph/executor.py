@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlhf_api.contract.timeline import WAIT
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import SEQUENCES, Compute, Infer, Node, Score
+from rlhf_api.graph import REWARD, SEQUENCES, Compute, Infer, Node, Score
 
 from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn
@@ -27,9 +27,9 @@ from .learner import Learner
 
 REPLAYED = ("logprobs",)
 """Column of the node whose routing the updates replay."""
-RemoteCall = Callable[..., Tensor]
+RemoteCall = Callable[..., Tensor | Mapping[str, Tensor]]
 """(sequences, their dataset rows, the other columns that its node reads by their names) -> the column that a role
-answers with."""
+answers with; of a node that writes several, all by their names."""
 
 
 class Executor:
@@ -71,7 +71,7 @@ class Executor:
         late = self._that_follow(without)
         needed = [node for node in self._needed_nodes(until) if node not in late]
         todo = [node for node in needed if not self._has_run(node, columns)]
-        calls: dict[Future[Tensor], Node] = {}
+        calls: dict[Future[Tensor | Mapping[str, Tensor]], Node] = {}
 
         def next_turn() -> Message:
             try:
@@ -92,7 +92,7 @@ class Executor:
                 return {}, {"node": None}
             done, _ = wait(calls, return_when=FIRST_COMPLETED)
             call = next(call for call in calls if call in done)
-            return {"column": call.result()}, {"node": calls.pop(call).name}
+            return _by_name(calls[call], call.result()), {"node": calls.pop(call).name}
 
         by_name = {node.name: node for node in todo}
         while True:
@@ -103,9 +103,9 @@ class Executor:
             if header["node"] is None:
                 return columns
             node = by_name[header["node"]]
-            if "column" in arrays:
+            if arrays:
                 RECORDER.record(f"{WAIT}{node.name}", began)
-                columns = _with(columns, node, arrays["column"])
+                columns = _with(columns, node, arrays)
             else:
                 with RECORDER.measure(node.name):
                     columns = self._run(node, columns)
@@ -151,10 +151,10 @@ class Executor:
             if self._replays and node.writes == REPLAYED:
                 output, routing = model.infer_routed(sequences, self._outputs[node.name], sizes)
                 columns = replace(columns, sequences=replace(sequences, routing=routing))
-                return _with(columns, node, output)
+                return _with(columns, node, _by_name(node, output))
             with self._weights(node):
                 output = model.infer(sequences, self._outputs[node.name], sizes)
-            return _with(columns, node, output)
+            return _with(columns, node, _by_name(node, output))
         made = self._functions[node.name](columns, self._learner.op_ctx)
         if missing := [name for name in node.writes if name not in made]:
             message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph declares"
@@ -166,11 +166,16 @@ def _ready(node: Node, columns: Columns) -> bool:
     return all(name == SEQUENCES or name in columns for name in node.reads)
 
 
-def _with(columns: Columns, node: Node, column: Tensor) -> Columns:
-    """Adds the result of an inference or a role: one number per sequence, or per response token."""
-    (name,) = node.writes
-    if isinstance(node, Infer):
-        of_rows = node.output in ROW_OUTPUTS
-    else:
-        of_rows = not (isinstance(node, Score) and node.per_token)
-    return columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})
+def _by_name(node: Node, answer: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {node.writes[0]: answer} if isinstance(answer, Tensor) else dict(answer)
+
+
+def _with(columns: Columns, node: Node, answer: Mapping[str, Tensor]) -> Columns:
+    """Adds the results of an inference or a role: one number per sequence, or per response token."""
+    for name, column in answer.items():
+        if isinstance(node, Infer):
+            of_rows = node.output in ROW_OUTPUTS
+        else:
+            of_rows = not (isinstance(node, Score) and node.per_token) or name.startswith(REWARD)
+        columns = columns.with_rows(**{name: column}) if of_rows else columns.with_tokens(**{name: column})
+    return columns

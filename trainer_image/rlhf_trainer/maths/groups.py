@@ -4,6 +4,8 @@ Rows with the same id in `groups` are one group: of any size, any id, in any ord
 equal float32 scores have advantages of exactly 0.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -68,6 +70,29 @@ def batch_standardized(scores: Tensor, groups: Tensor, epsilon: float = 1e-4) ->
     x = scores.double()
     std = ((x - x.mean()).square().sum() / max(1, len(x) - 1)).sqrt()
     return (deviations / (std + epsilon)).to(scores.dtype)
+
+
+def each_standardized(
+    weighted: Sequence[tuple[float, Tensor]],
+    groups: Tensor,
+    standardize: Callable[[Tensor, Tensor], Tensor] = group_standardized,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """A / (std(A) + epsilon), where A is the weighted sum of rewards that are each standardised: the advantage of GDPO.
+
+    `weighted` has a weight and the scores of each reward; `standardize` is `group_standardized` as in the paper, or
+    `batch_standardized`. std is the sample's, over all responses, whatever their groups. Their mean, which the paper
+    subtracts, is 0, as that of every group is; so a group in which no reward has a spread gives exactly 0.
+    Shapes: scores float [N] in any unit, `groups` int64 [N] -> [N] without a unit, dtype of the scores; a group of one
+    gives 0. Pass the whole batch in one call. Raises ValueError where they do not fit.
+    Source: Liu et al. 2026 (arXiv:2601.05242), eq. 4 (each reward), 5 (their sum) and 6 (over the batch), with a
+    weight of each in eq. 5; TRL's `multi_objective_aggregation="normalize_then_sum"`, whose `epsilon` it is.
+    """
+    total = torch.zeros(len(groups), dtype=torch.float64)
+    for weight, scores in weighted:
+        total += weight * standardize(scores.double(), groups)
+    std = (total.square().sum() / max(1, len(total) - 1)).sqrt()
+    return (total / (std + epsilon)).to(weighted[0][1].dtype)
 
 
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "gae": compute.gae,
     "grpo": compute.grpo,
     "grpo_batch": compute.grpo_batch,
+    "gdpo": compute.gdpo,
     "group_mean": compute.group_mean,
     "rloo": compute.rloo,
     "reinforce_pp": compute.reinforce_pp,

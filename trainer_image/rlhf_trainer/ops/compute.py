@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
-from rlhf_api.algorithms.policy_gradient import CovarianceControl, PolicyGradient, SampledResponses
+from rlhf_api.algorithms.each_reward import weighted_columns
+from rlhf_api.algorithms.policy_gradient import (
+    CovarianceControl,
+    PolicyGradient,
+    SampledResponses,
+    Standardized,
+)
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reinforce_pp import ReinforcePP
 from rlhf_api.graph import LABEL, PREFERENCE
@@ -22,6 +28,7 @@ from ..maths.covariance import draw_covariant, token_covariances
 from ..maths.groups import (
     batch_standardized,
     best_and_worst,
+    each_standardized,
     group_centered,
     group_standardized,
     leave_one_out,
@@ -180,6 +187,16 @@ def grpo_batch(columns: Columns, _ctx: OpContext) -> Columns:
     return _of_responses(columns, batch_standardized(columns["response_rewards"], columns["position"]))
 
 
+def gdpo(columns: Columns, ctx: OpContext[Standardized]) -> Columns:
+    """`advantages`: the weighted sum of rewards that are each standardised within the group, in standard deviations of
+    that sum over the batch (GDPO). The overlong penalty is one of them."""
+    weighted = [(weight, columns[name]) for name, weight in weighted_columns(ctx.spec).items()]
+    if ctx.settings.overlong_buffer:
+        weighted.append((ctx.settings.overlong_penalty, _overlong_penalties(columns, ctx)))
+    standardize = group_standardized if ctx.settings.standard_deviation == "group" else batch_standardized
+    return _of_responses(columns, each_standardized(weighted, columns["position"], standardize))
+
+
 def group_mean(columns: Columns, _ctx: OpContext) -> Columns:
     """`advantages`: rewards minus the group's mean (Dr. GRPO)."""
     return _of_responses(columns, group_centered(columns["response_rewards"], columns["position"]))
@@ -235,9 +252,13 @@ def _scores(columns: Columns, ctx: OpContext[SampledResponses]) -> Tensor:
     settings, scores = ctx.settings, columns["scores"]
     if not settings.overlong_buffer:
         return scores
+    return torch.add(scores, _overlong_penalties(columns, ctx), alpha=settings.overlong_penalty)
+
+
+def _overlong_penalties(columns: Columns, ctx: OpContext[SampledResponses]) -> Tensor:
+    """The soft overlong penalty of each response before its weight: [N], from -1 to 0."""
     longest = ctx.spec.sampling.max_new_tokens
-    penalty = overlong_penalty(columns.sequences.after_lengths, longest, settings.overlong_buffer)
-    return torch.add(scores, penalty, alpha=settings.overlong_penalty)
+    return overlong_penalty(columns.sequences.after_lengths, longest, ctx.settings.overlong_buffer)
 
 
 def _kl_in_reward(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlhf_api.graph import REWARD, reward_column
 from rlhf_api.host.parquet_pages import check_inflation
 
 from ..maths.kl import token_kl
@@ -32,9 +33,6 @@ _OWN_ROWS = ("scores", "finished", "position")
 """Row columns that are stored among the fixed ones; `scores` as `reward`."""
 _NO_VERSION = -1
 """Weight version of context tokens."""
-
-REWARD = "reward/"
-"""Prefix of the row columns with the scores of each reward."""
 
 Texts = Callable[[Sequences], tuple[list[str], list[str]]]
 """Decodes sequences to (prompts, responses) as text."""
@@ -85,7 +83,8 @@ class Episode:
     columns: Columns
     trained: int | None = None
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
-    """Each reward's scores, before its weight, by its name: float32 [N], NaN for none. On rank 0 alone."""
+    """Each reward's scores, before its weight, by its name: float32 [N], NaN for none. On rank 0 alone. In the table
+    they are columns of rows, as which they also come back."""
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -151,7 +150,7 @@ def tabulate(episode: Episode, texts: Texts) -> pa.Table:
         floats["mask"] = columns.mask.float()
     tokens = {name: _ragged(sequences.after_prompts(each), lengths) for name, each in floats.items()}
     rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
-    rows |= {f"{REWARD}{name}": pa.array(_numpy(scores)) for name, scores in episode.rewards.items()}
+    rows |= {reward_column(name): pa.array(_numpy(scores)) for name, scores in episode.rewards.items()}
     masks = _kept_columns(sequences)
     flags = {name: getattr(sequences, name) for name in _FLAGS}
     flags = {name: _ragged(each, lengths) for name, each in flags.items() if each is not None}
@@ -229,7 +228,7 @@ def decode(data: bytes) -> Episode:
     if {"turns", "environment_reward"} <= row_values.keys():
         row_values["turns"] = row_values["turns"].long()
     rewards = {
-        name.removeprefix(REWARD): row_values.pop(name) for name in [*row_values] if name.startswith(REWARD)
+        name.removeprefix(REWARD): scores for name, scores in row_values.items() if name.startswith(REWARD)
     }
     return Episode(
         number=columns["episode"][0].as_py(),

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_api.algorithms import teachers_of
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import ENVIRONMENT_REWARD, TEACHER, Generate, Node
+from rlhf_api.graph import ENVIRONMENT_REWARD, REWARD, TEACHER, Generate, Node
 
 from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Unavailable
@@ -218,15 +218,16 @@ class EpisodeCollector:
         return part.select((~lacking).nonzero().flatten())
 
     def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
-        """The groups whose scores differ, and the number of prompts filtered out; none is filtered if `keep` is set and
-        all groups would be."""
+        """The groups whose scores differ, together or of a reward that is normalised alone, and the number of prompts
+        filtered out; none is filtered if `keep` is set and all groups would be."""
         scored = next(node for node in self._graph.prepare if "scores" in node.writes)
         part = self._scored(part, rows, until=scored)
         if not len(part):  # of a later round: in the first some have a score
             return part, 0
         columns = self._executor.run(part.columns, until=scored)
         self._record_scores(columns)
-        spread = has_spread(columns["scores"], columns["position"])
+        names = ("scores", *(name for name in score_columns(self._graph) if name.startswith(REWARD)))
+        spread = torch.stack([has_spread(columns[name], columns["position"]) for name in names]).any(0)
         if keep and not bool(spread.any()):
             spread = torch.ones_like(spread)
         filtered = sorted(set(columns["position"][~spread].tolist()))

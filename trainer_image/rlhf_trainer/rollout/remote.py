@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_api.algorithms import teacher_top_k
 from rlhf_api.contract.run import process_name
 from rlhf_api.contract.teachers import Share, shares_of
-from rlhf_api.graph import REFERENCE_TOP, TEACHER, Graph, Node
+from rlhf_api.graph import REFERENCE_TOP, TEACHER, Graph, Node, reward_column
 from rlhf_api.roles import Role
 from rlhf_api.sections.evaluation import EvaluationMetric
 from rlhf_api.sections.reward import Reward
@@ -55,7 +55,7 @@ class Remote:
                 reward = reward_client(
                     ctx, array="token_scores" if ctx.spec.reward.fine_grained else "scores"
                 )
-                nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
+                nodes[node.name] = partial(_scores, reward, ctx.spec.reward, node.writes)
             elif role is not None:
                 nodes[node.name] = _inference(ctx, node, role)
         metrics = ctx.spec.evaluation.placed_metrics.values() if ctx.spec.evaluation else ()
@@ -150,10 +150,17 @@ def _client(
 
 
 def _scores(
-    reward: RewardClient, section: Reward, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
-) -> Tensor:
+    reward: RewardClient,
+    section: Reward,
+    writes: Sequence[str],
+    sequences: Sequences,
+    rows: Sequence[Mapping[str, Any]],
+) -> Mapping[str, Tensor]:
+    """The columns that a Score node writes: that of the rewards together, then those of single ones."""
     totals = reward.ask(sequences, rows)
-    return to_float32(scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip))
+    together = to_float32(scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip))
+    each = {reward_column(name): scores for name, scores in reward.scores.items()}
+    return {writes[0]: together, **{name: each[name] for name in writes[1:]}}
 
 
 def _judged(judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from rlhf_api.contract.samples import Sample
+from rlhf_api.graph import REWARD
 
 from ...archive.episode_file import EpisodeFile
 from ...archive.sample_columns import BYTES, Columns
@@ -16,8 +17,6 @@ from ...archive.sample_index import Placed
 
 _LONGEST = 20_000
 """Characters of a text."""
-_REWARD = "reward/"
-"""Begin of the names of columns with the scores of each reward."""
 _TEXTS = ("prompt_id", "prompt", "response", "reward", "finished", "weight_version")
 _LISTS = ("prompt_tokens", "response_tokens", "advantages", "sampled")
 """Of a row: its tokens, and values of each, which not every job has; see the trainer's episodes."""
@@ -40,7 +39,7 @@ class EpisodeRows:
                 score = nan if row["reward"] is None else row["reward"]
                 self.columns.append(0, step, score, row["prompt_id"], row["prompt"][:_LONGEST])
         self.columns.number()
-        self._texts = (*_TEXTS, *(name for name in file.columns if name.startswith(_REWARD)))
+        self._texts = (*_TEXTS, *(name for name in file.columns if name.startswith(REWARD)))
         self._lists = tuple(name for name in _LISTS if name in file.columns)
 
     @property
@@ -58,9 +57,7 @@ class EpisodeRows:
                 "response": row["response"][:_LONGEST],
                 "score": row["reward"],
                 "rewards": {
-                    name.removeprefix(_REWARD): value
-                    for name, value in row.items()
-                    if name.startswith(_REWARD)
+                    name.removeprefix(REWARD): value for name, value in row.items() if name.startswith(REWARD)
                 },
                 "finished": row["finished"],
                 "weight_version": row["weight_version"],

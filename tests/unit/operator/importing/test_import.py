@@ -307,6 +307,18 @@ def test_every_name_of_the_page_gets_an_answer_whatever_its_value(heading, value
             {"adv_estimator": "grpo", "scale_rewards": "batch"},
             {"algorithm": "grpo", "grpo": {"standardDeviation": "batch"}},
         ),
+        (
+            {"adv_estimator": "grpo", "multi_objective_aggregation": "sum_then_normalize"},
+            {"algorithm": "grpo", "grpo": {"normalize": "sum"}},
+        ),
+        (  # TRL then divides by the group's deviation, whatever scale_rewards says
+            {
+                "adv_estimator": "grpo",
+                "scale_rewards": "none",
+                "multi_objective_aggregation": "normalize_then_sum",
+            },
+            {"algorithm": "grpo"},
+        ),
         ({"adv_estimator": "grpo", "loss_mode": "gspo"}, {"algorithm": "gspo"}),
         ({"adv_estimator": "grpo", "loss_type": "cispo"}, {"algorithm": "cispo"}),
         (

@@ -9,7 +9,7 @@ import torch
 from tests.unit.trainer.graph.test_executor import PATIENCE, REFER, columns, executor, logprobs, scores
 from torch import distributed
 
-from rlhf_api.graph import Compute, Score
+from rlhf_api.graph import Compute, Score, reward_column
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.process import timeline
@@ -32,10 +32,11 @@ def of_reference(columns: Columns, _ctx: OpContext) -> Columns:
     return columns.with_tokens(of_reference=columns["reference_logprobs"])
 
 
-def late(sequences: Sequences, rows: object) -> torch.Tensor:
-    """Scores that come only after what follows from the reference."""
+def late(sequences: Sequences, rows: object) -> dict[str, torch.Tensor]:
+    """Scores that come only after what follows from the reference, with those of a single reward."""
     assert referred.wait(PATIENCE)
-    return scores(sequences, rows)
+    together = scores(sequences, rows)
+    return {"scores": together, reward_column("length"): together / 2}
 
 
 def stops(*_given: object) -> torch.Tensor:
@@ -50,7 +51,8 @@ def main(out: Path) -> None:
     distributed.init_process_group("gloo")
     ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu"))
     calls = {"score": late, "refer": logprobs} if ranks.first else {}
-    nodes = (Score(), node("of_scores", "scores"), REFER, node("of_reference", "reference_logprobs"))
+    score = Score(writes=("scores", reward_column("length")))
+    nodes = (score, node("of_scores", "scores"), REFER, node("of_reference", "reference_logprobs"))
     timeline.SHORTEST = 0.0
     timeline.RECORDER.begin_step()
     computed = executor(*nodes, ranks=ranks, **calls).run(columns())
@@ -62,7 +64,7 @@ def main(out: Path) -> None:
         stopped = str(error)
     report = {
         "order": order[:2],
-        "columns": {name: computed[name].tolist() for name in ("reference_logprobs", "scores")},
+        "columns": {name: computed[name].tolist() for name in ("reference_logprobs", *score.writes)},
         "stopped": stopped,
         "waited": sorted(what for what in times if what.startswith("wait")),
     }

@@ -176,6 +176,10 @@ def test_two_ranks_do_what_rank_0_decides(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["order"] == ["of_reference", "of_scores"], "though the graph has scores first"
-    assert first["columns"] == {"reference_logprobs": [0, -1, -2, -3], "scores": [5, 2]}
+    assert first["columns"] == {
+        "reference_logprobs": [0, -1, -2, -3],
+        "scores": [5, 2],
+        "reward/length": [2.5, 1],
+    }
     assert "wait for score" in first["waited"], "on the rank that called, and on the one that did not"
     assert first["stopped"] == "stopped while other roles worked on the step's responses"

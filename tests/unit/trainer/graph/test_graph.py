@@ -203,6 +203,13 @@ def test_group_algorithms_differ_in_baseline_and_loss_alone():
     }
     batch = [n.function for n in graph("gspo", "standardDeviation: batch").prepare if isinstance(n, Compute)]
     assert batch == ["response_rewards", "grpo_batch"]
+    two = "spec.reward={functions: [{function: 'a:f'}, {function: 'a:measured', weight: 0}]}"
+    for name in ("grpo", "gspo", "cispo"):
+        (*_, score, advantages) = graph(name, "normalize: each", two).prepare
+        assert score.writes == ("scores", "reward/model", "reward/f"), (
+            "one that is measured alone is not read"
+        )
+        assert advantages.reads == ("reward/model", "reward/f", "position")
     assert {name: graph(name).train[0].loss for name in GROUPED} == dict.fromkeys(GROUPED, "policy") | {
         "gspo": "gspo",
         "cispo": "cispo",
@@ -227,12 +234,17 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
     for algorithm in ALGORITHMS:
         variants = SETTINGS if algorithm in REFERRED else ("",)
         rewards = (
-            ("spec.reward={}", "spec.reward={fineGrained: true}") if algorithm in ONLINE else ("spec.seed=0",)
+            tuple(
+                f"spec.reward={{{more}functions: [{{function: 'a:b'}}]}}"
+                for more in ("", "fineGrained: true, ")
+            )
+            if algorithm in ONLINE
+            else ("spec.seed=0",)
         )
         if algorithm == "reinforce_pp":
             variants += ("groupBaseline: true",)
         if algorithm == "grpo":
-            variants += ("standardDeviation: batch", "clipCov: 0.1, klCov: 0.1")
+            variants += ("standardDeviation: batch", "normalize: each", "clipCov: 0.1, klCov: 0.1")
         if algorithm == "distillation":
             variants += ("teacherTopK: 8",)
         for settings in variants:

@@ -25,6 +25,7 @@ def graph_of_rounds(score):
 
 ROUNDS = graph_of_rounds(Score())
 UNSCORED = graph_of_rounds(Score(writes=("token_scores",), per_token=True))
+SINGLE = graph_of_rounds(Score(writes=("scores", "reward/f", "reward/g")))
 """
 ADAPTER = "spec.model.lora={policy: {rank: 8}}"
 ON_DISKS = (
@@ -53,6 +54,12 @@ ON_DISKS = (
             "ROUNDS",
             "spec.sampling.responsesPerPrompt=1",
             "spec.sampling.responsesPerPrompt: the graph of 'own_graphs:R",
+        ),
+        (
+            "SINGLE",
+            "spec.reward={functions: [{function: 'a:f'}]}",
+            "spec.algorithm: node 'score' writes 'reward/g', the scores of no reward with a weight; those of the job: "
+            "reward/model, reward/f",
         ),
         (
             "UNSCORED",

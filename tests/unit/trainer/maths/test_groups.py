@@ -13,6 +13,7 @@ from rlhf_trainer.maths.groups import (
     best_and_worst,
     count_at_bounds,
     count_without_spread,
+    each_standardized,
     group_centered,
     group_standardized,
     has_spread,
@@ -65,6 +66,45 @@ def test_are_what_statistics_of_each_group_say(batch):
         torch.testing.assert_close(
             function(scores, groups), torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=1e-9
         )
+
+
+@given(st.lists(st.tuples(score, score, st.sampled_from([7, -3, 0])), min_size=2, max_size=24))
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_rewards_that_are_each_standardised_are_what_statistics_say(of_batch, batch):
+    """Their weighted sum, over its deviation from its mean in the batch."""
+    totals = [0.0] * len(batch)
+    for weight, reward in ((0.5, 0), (-2.0, 1)):
+        whole = statistics.stdev(row[reward] for row in batch)
+        for i, row in enumerate(batch):
+            own = [other[reward] for other in batch if other[2] == row[2]]
+            deviation = whole if of_batch else statistics.stdev(own) if len(own) > 1 else 0.0
+            totals[i] += weight * (row[reward] - statistics.fmean(own)) / (deviation + 1e-4)
+    mean, deviation = statistics.fmean(totals), statistics.stdev(totals)
+    expected = [(total - mean) / (deviation + 1e-4) for total in totals]
+    first, second, groups = (torch.tensor(column) for column in zip(*batch, strict=True))
+    weighted = [(0.5, first.double()), (-2.0, second.double())]
+    advantages = each_standardized(weighted, groups, batch_standardized if of_batch else group_standardized)
+    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=1e-7)
+
+
+def test_one_reward_with_a_weight_has_the_advantages_of_grpo_in_deviations_of_the_batch():
+    scores = torch.tensor([0.0, 1.0, 1.0, 3.0, 3.5, 9.0])
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    alone = group_standardized(scores.double(), groups)
+    both = each_standardized([(3.0, scores), (0.0, scores.flip(0))], groups)
+    torch.testing.assert_close(both, (3 * alone / (3 * alone.std() + 1e-4)).float())
+
+
+def test_a_reward_without_a_spread_in_a_group_gives_it_nothing():
+    """Exactly, whatever it is in other groups."""
+    flat, spread = torch.tensor([0.1, 0.1, 0.1, 0.0, 5.0]), torch.tensor([1.0, 0.0, 1.0, 0.1, 0.1])
+    groups = torch.tensor([0, 0, 0, 1, 1])
+    both = each_standardized([(1.0, flat), (1.0, spread)], groups)
+    own = group_standardized(spread[:3].double(), groups[:3])
+    torch.testing.assert_close(both[:3] / both[0], (own / own[0]).float())
+    neither = each_standardized([(1.0, flat), (1.0, flat * 2)], groups)
+    assert neither[:3].tolist() == [0.0] * 3
+    assert neither[3:].abs().min() > 0.5
 
 
 @given(rows, advantage, st.randoms(use_true_random=False))

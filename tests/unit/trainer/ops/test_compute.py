@@ -203,6 +203,37 @@ def test_advantages_against_the_other_responses(function):
     assert advantages.tolist() == pytest.approx(grouped(made, BASELINES[function]), **CLOSE)
 
 
+@pytest.mark.parametrize("played", [False, True])
+def test_advantages_of_rewards_that_are_each_normalised(played):
+    """By their weights: among them the overlong penalty, or with deviations of the batch an environment's reward."""
+    made = columns()
+    given = {"f": made["scores"] * 50, "g": made["scores"].flip(0), "none": made["scores"]}
+    made = made.with_rows(**{f"reward/{name}": scores for name, scores in given.items()})
+    functions = "{function: 'a:f', weight: 0.2}, {function: 'a:g'}, {function: 'a:none', weight: 0}"
+    own = (
+        ("standardDeviation: batch", "spec.environment={path: 'a:B'}")
+        if played
+        else ("overlongBuffer: 3, overlongPenalty: 0.7",)
+    )
+    reward = f"spec.reward={{functions: [{functions}]}}"
+    ctx = context("grpo", f"normalize: each, {own[0]}", "spec.model.reward=null", reward, *own[1:])
+    rewards = [(0.2, given["f"].tolist()), (1.0, given["g"].tolist())]
+    if played:
+        rewards.append((1.0, made["environment_reward"].tolist()))
+    else:
+        rewards.append((0.7, [overlong(length, 5, 3) for length in made.lengths.tolist()]))
+    totals = [0.0] * len(made)
+    for weight, scores in rewards:
+        for rows in groups(made).values():
+            of_group = [scores[row] for row in rows]
+            deviation = statistics.stdev(scores if played else of_group) + 1e-4
+            for row in rows:
+                totals[row] += weight * (scores[row] - statistics.fmean(of_group)) / deviation
+    deviation = statistics.stdev(totals) + 1e-4
+    expected = flat([[x / deviation] * n for x, n in zip(totals, made.lengths.tolist(), strict=True)])
+    assert COMPUTE["gdpo"](made, ctx)["advantages"].tolist() == pytest.approx(expected, **CLOSE)
+
+
 @settings(max_examples=25)
 @given(st.permutations(range(8)))
 @pytest.mark.parametrize("function", BASELINES)
