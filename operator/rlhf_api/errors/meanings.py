@@ -60,7 +60,7 @@ def meaning_of(model: type[BaseModel], location: Sequence[int | str], algorithm:
     lasts = {end.rpartition(".")[2]: "." not in end for end in ends}
     if beside := [last for last, short in lasts.items() if last in keys and (short or last in _OF_EACH)]:
         return Meaning(fields=tuple(f"{above}.{last}" for last in beside))
-    fields = list(dict.fromkeys(field for end in ends for field in _places(model, end, algorithm)))
+    fields = list(dict.fromkeys(field for end in ends for field in _places(model, end, above, algorithm)))
     if meant := [field for field in fields if field.rpartition(".")[0] == above] or fields:
         return Meaning(fields=tuple(meant[:_MOST]))
     if any(_matching(model, end) for end in ends):
@@ -69,8 +69,9 @@ def meaning_of(model: type[BaseModel], location: Sequence[int | str], algorithm:
     return Meaning()
 
 
-def _places(model: type[BaseModel], end: str, algorithm: Algorithm) -> list[str]:
-    """Paths that end so: those in the algorithm's own section, or else the outermost, but none of other algorithms."""
+def _places(model: type[BaseModel], end: str, above: str, algorithm: Algorithm) -> list[str]:
+    """Paths that end so: those in the algorithm's own section, or else those of the pods of the role whose section is
+    `above`, or else the outermost, but none of other algorithms."""
     paths = [
         path
         for path in _matching(model, end)
@@ -78,6 +79,7 @@ def _places(model: type[BaseModel], end: str, algorithm: Algorithm) -> list[str]
     ]
     if own := [path for path in paths if path.startswith(f"{algorithm.section}.")]:
         return own
+    paths = [path for path in paths if path.startswith(f"{above}.pods.")] or paths
     outermost = min((path.count(".") for path in paths), default=0)
     return [path for path in paths if path.count(".") == outermost]
 

@@ -52,6 +52,7 @@ BAD: list[tuple[str, ...]] = [
     ("spec.ppo.minibatchSize=9", "a step has 8 responses"),
     ("spec.ppo.kl_coefficent=0.1", 'did you mean "klCoefficient"?'),
     ("spec.checkpoint.every=3", "did you mean spec.checkpoint.everySteps?"),
+    ("spec.generator.image=swe:1", "did you mean spec.generator.pods.image?"),
     ("spec.replay.maxReplayEpisode=-2", "must be greater than or equal to -1"),
     ("spec.replay.max_replay_episodes=1", '"maxReplayEpisode"'),
     ("spec.replay.replaySampleFn=best", "uniform, newest, prioritized, or"),
