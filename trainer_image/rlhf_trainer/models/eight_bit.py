@@ -45,7 +45,7 @@ class AdamW8bit(torch.optim.Optimizer):
                 state[name] = Moment.zeros(parameter.numel(), _codebook(signed, parameter.device))
         state["step"] += 1
         first, second = state["exp_avg"], state["exp_avg_sq"]
-        weights, gradient = parameter.data.view(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
+        weights, gradient = parameter.data.reshape(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
         for start in range(0, len(weights), SLICE):
             part = slice(start, start + SLICE)
             blocks = slice(start // BLOCK, (start + SLICE) // BLOCK)
@@ -55,6 +55,8 @@ class AdamW8bit(torch.optim.Optimizer):
                 *(first.codebook, second.codebook, first.scales[blocks], second.scales[blocks]),
                 weight_decay=group["weight_decay"],
             )
+        if not parameter.is_contiguous():  # whose numbers are updated in a copy
+            parameter.data.copy_(weights.view(parameter.shape))
 
 
 @dataclass

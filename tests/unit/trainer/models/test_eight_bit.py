@@ -71,6 +71,18 @@ def test_long_tensors_are_updated_part_by_part(monkeypatch):
     assert torch.equal(parts, whole)
 
 
+def test_a_transposed_tensor_is_updated_as_its_copy():
+    torch.manual_seed(0)
+    before, gradient = torch.randn(64, 32), torch.randn(64, 32)
+    transposed = torch.nn.Parameter(before.t().contiguous().t())
+    copy = torch.nn.Parameter(before.clone())
+    for weights in (transposed, copy):
+        weights.grad = gradient.clone()
+        AdamW8bit([{"params": [weights]}], ADAM).step()
+    assert torch.equal(transposed, copy)
+    assert not torch.equal(copy, before)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_moments_are_written_as_they_were_read_in_whatever_parts_they_come(name):
     """The parts of a checkpoint are parameters, of which several are in a block, in any order."""
