@@ -263,6 +263,19 @@ def test_a_worker_that_leaves_in_the_midst_of_what_it_says_leaves_no_pod_behind(
     asyncio.run(check())
 
 
+def test_workers_open_no_more_connections_than_files_are_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_trainer.environments.workers.sandbox_pods.MOST_CONNECTIONS", 1)
+
+    async def check() -> None:
+        async with claims(monkeypatch, []):
+            _, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
+            with pytest.raises(SandboxLost, match="there are 1 sandboxes"):
+                await open_sandbox()
+            writer.close()
+
+    asyncio.run(check())
+
+
 def test_a_hanging_pod_is_given_up(pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_trainer.environments.episode_sandbox._HANG_SECONDS", 0.1)
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS, SIGN_SECONDS, AVOID_SECONDS = 5.0, 0.5, 5.0
 """Deadline of a claim; interval of signs to who waits for one, and of looks for a free pod; time for which a pod that
 did not answer is left alone."""
+MOST_CONNECTIONS = 4096
+"""From workers at once: each is an open file of this process."""
 _PIECE = 64 << 10
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -38,6 +40,7 @@ class SandboxPods:
         self._tried, self._avoided = set[str](), dict[str, float]()
         self._present, self._changed = frozenset[str](), time.monotonic()
         """Uids of the pods there were at the last look, and when they changed, or one was claimed."""
+        self._connections = 0
         self._folder = tempfile.TemporaryDirectory()
 
     async def start(self) -> None:
@@ -48,7 +51,13 @@ class SandboxPods:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pod: Pair | None = None
+        self._connections += 1
         try:
+            if self._connections > MOST_CONNECTIONS:
+                _send(
+                    writer, {"error": f"there are {MOST_CONNECTIONS} sandboxes, open and waited for, already"}
+                )
+                return
             while pod is None and not reader.at_eof():
                 pod = await self._claim_free()
                 if pod is not None or time.monotonic() > self._changed + self._seconds:
@@ -67,6 +76,7 @@ class SandboxPods:
         except (ConnectionError, asyncio.CancelledError):  # the worker has left, or this process ends
             pass
         finally:
+            self._connections -= 1
             for end in filter(None, (writer, pod and pod[1])):
                 end.close()
 
