@@ -211,6 +211,7 @@ def test_a_replaced_sandbox_is_no_reason_to_write_a_status() -> None:
     ("overrides", "where", "message"),
     [
         (("spec.sandbox={}", PLAYS), "spec.sandbox.pods.image", "name an image with python3"),
+        ((SANDBOX, "spec.sandbox.pods.image=''", PLAYS), "spec.sandbox.pods.image", "name an image"),
         ((SANDBOX,), "spec.sandbox", "applies only to episodes.* spec.environment is not set"),
         (
             (PLAYS, SANDBOX, "spec.sandbox.pods.modelCache=/c"),
