@@ -26,8 +26,8 @@ from .nodes import add_environment
 
 
 class Custom(Frozen):
-    """For `algorithm: module:name`: declares the graph's parts, so that roles and memory are planned without importing
-    it; the trainer refuses a graph that differs."""
+    """For `algorithm: module:name`: parts of its graph, by which roles and memory are planned; the trainer refuses a
+    graph that differs."""
 
     rows: RowKind = "prompts"
     """Kind of the dataset's rows; for `prompts` the policy samples the responses."""

@@ -19,16 +19,16 @@ from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
 
 
 class Distillation(PolicyGradient):
-    """The policy samples, and a teacher, `model.reference`, judges each token: its advantage is how much more probable
-    it is to the teacher. A reward is optional, and counts as in dr_grpo."""
+    """The policy samples; a teacher, `model.reference`, judges each token: its advantage is how much likelier the
+    teacher finds it. A reward is optional, as in dr_grpo."""
 
     kl_coefficient: PositiveFloat = 1.0
     """Advantage per nat of log p_teacher - log p, or loss per nat of divergence, beside that of the reward."""
     gamma: Fraction = 0.0
     """Discount factor per token; 0: a token answers for itself alone, 1: for all that follow it too."""
     teacher_top_k: int = Field(0, ge=0, le=MOST_KEPT)
-    """The teacher's most probable tokens, over which the loss compares both distributions, with all others as one
-    token; 0: the sampled token alone is compared."""
+    """The teacher's most probable tokens, over which the loss compares both distributions, all others as one; 0: the
+    sampled token alone."""
     beta: Fraction = 1.0
     """Divergence over teacherTopK: 1 reverse KL, 0 forward KL, between them the generalised JSD (GKD)."""
 

@@ -8,8 +8,8 @@ from .policy_gradient import GROUPED, PolicyGradient, group_rules
 
 
 class DrGRPO(PolicyGradient):
-    """GRPO without its two biases: advantages are not divided by the group's standard deviation, and a response's
-    loss is not divided by its length."""
+    """GRPO without its two biases: advantages are not divided by the group's standard deviation, nor a response's
+    loss by its length."""
 
     loss_aggregation: Literal["token", "sequence", "constant"] = "constant"
     """Sum over tokens divided by responses x sampling.maxNewTokens; or a mean, as in the other algorithms."""

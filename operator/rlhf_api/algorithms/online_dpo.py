@@ -14,12 +14,12 @@ from .policy_gradient import GROUPED, SampledResponses, compared_rules, sampled_
 
 
 class OnlineDPO(SampledResponses, DPO):
-    """Direct preference optimization of the policy on its own responses: of those to a prompt, the one with the highest
-    reward and the one with the lowest are a pair."""
+    """DPO on the policy's own responses: of those to a prompt, the one with the highest reward and the one with the
+    lowest are a pair."""
 
     minibatch_size: Positive = 64
-    """Responses whose pairs are one optimizer update, over all ranks; a prompt has one pair, or none. If a step has no
-    multiple of it, its updates have equally many, nearest to this."""
+    """Responses whose pairs are one optimizer update, over all ranks. If a step has no multiple of it, its updates
+    have equally many, nearest to this."""
 
 
 def _graph(spec: CommonSpec, settings: OnlineDPO) -> Graph:

@@ -24,8 +24,8 @@ class SampledResponses(Frozen):
     overlong_penalty: NonNegativeFloat = 1.0
     """Penalty on the score of a response of full length, linearly less within overlongBuffer."""
     dynamic_sampling: int = Field(0, ge=0)
-    """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
-    score; 0: such groups stay."""
+    """Maximum number of rounds of fresh prompts that replace groups whose responses all have the same score; 0: such
+    groups stay."""
 
 
 class PolicyGradient(SampledResponses):
@@ -33,8 +33,7 @@ class PolicyGradient(SampledResponses):
     them."""
 
     balance_tokens: bool = False
-    """The updates of a step have equally many response tokens, so each counts the same under lossAggregation token; in
-    place of random responses."""
+    """The updates of a step have equally many response tokens, in place of random responses."""
     clip_ratio: PositiveFloat = 0.2
     """The importance ratio is clipped to 1 - clipRatio ... 1 + clipRatio."""
     clip_ratio_high: PositiveFloat | None = None
@@ -42,13 +41,13 @@ class PolicyGradient(SampledResponses):
     dual_clip: float | None = Field(None, gt=1)
     """Bound of the loss of negative advantages, as a multiple of the advantage (dual-clip PPO: 3); above 1."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Mean over all response tokens; mean over responses of their mean; or sum over tokens divided by responses x
+    """Mean over all response tokens; over responses of their mean; or sum over tokens divided by responses x
     sampling.maxNewTokens."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Entropy bonus per nat of entropy of the policy's next-token distribution."""
     entropy_target: PositiveFloat | None = None
-    """Adaptive entropy bonus: from 0 its coefficient changes by entropyCoefficient a step; it acts after steps of at
-    most entropyTarget nats per token."""
+    """Adaptive entropy bonus: its coefficient changes from 0 by entropyCoefficient a step; it acts after steps of at
+    most so many nats per token."""
     top_entropy: float = Field(1.0, gt=0, le=1)
     """Share of a step's response tokens, of the highest entropy, that alone have a policy loss; 1: all."""
     stop_ratio: float | None = Field(None, gt=1)
@@ -84,8 +83,7 @@ class Standardized(PolicyGradient):
     standard_deviation: Literal["group", "batch"] = "group"
     """Rewards over which the standard deviation is taken: of the responses to the prompt, or of the step."""
     normalize: Literal["sum", "each"] = "sum"
-    """The weighted sum of several rewards is normalised; or each one, and their weighted sum once more over the step
-    (GDPO), so that none counts more for its spread."""
+    """The weighted sum of several rewards is normalised; or each one, and their weighted sum over the step (GDPO)."""
 
 
 class CovarianceControl(PolicyGradient):

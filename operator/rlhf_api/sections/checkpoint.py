@@ -28,8 +28,8 @@ class Checkpoint(Frozen):
     keep_every: int = Field(0, ge=0)
     """Checkpoints of steps that are multiples of this are kept too; 0: none."""
     keep_best: int = Field(0, ge=0)
-    """Number of checkpoints with the best evaluation that are kept too: the highest mean, or the lowest loss where
-    given responses are trained on; with several sets, their mean."""
+    """Checkpoints with the best evaluation that are kept too: the highest mean, or the lowest loss on given
+    responses; with several sets, their mean."""
     timeout_seconds: Positive = 600
     """Retry deadline of a store that does not respond; training continues meanwhile until the next checkpoint."""
 

@@ -15,8 +15,8 @@ class Source(Frozen):
 
     path: str
     """JSONL, JSON, Parquet, CSV or TSV: a path, or the URL of an object (`s3://`, `gs://`, `az://`). Or a split of a
-    dataset of the hub, `hf://OWNER/NAME:SPLIT`. Or `package.module:name`, a function of your own that returns a
-    sequence of rows."""
+    dataset of the hub, `hf://OWNER/NAME:SPLIT`. Or `package.module:name`, your function that returns a sequence of
+    rows."""
     weight: PositiveFloat | None = None
     """Weight of the source: its share of an epoch's samples is this over the sum of all. Set it for every source or for
     none (by rows).
@@ -122,8 +122,8 @@ class Data(Frozen):
     max_pixels: Positive | None = None
     """Pixels that an image is scaled down to; as the processor does unless given."""
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
-    """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last
-    tokens, a conversation its last turns; a response its first tokens, without an end token."""
+    """Rows with a longer prompt or response: refuse the job, leave them out, or cut. A prompt keeps its last tokens,
+    a conversation its last turns; a response its first tokens, without an end token."""
     step_separator: str = Field("\n", min_length=1, max_length=64)
     """Text that ends each step of a response but the last (docs/guides/data.md#steps-of-a-response)."""
     curriculum: Curriculum | None = None

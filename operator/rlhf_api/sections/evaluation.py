@@ -63,17 +63,16 @@ class EvaluationMetric(ScoreFunction):
 
 
 class Evaluation(Frozen):
-    """Responses to held-out prompts, judged by what is not used in training; for algorithms that train on given
-    responses, the loss on held-out ones."""
+    """Responses to held-out prompts, judged by what training does not use; where it is on given responses, the loss
+    on held-out ones."""
 
     data: tuple[str, ...] | None = Field(None, min_length=1)
     """Files of rows of the kind that the algorithm trains on."""
     sets: tuple[EvaluationSet, ...] | None = Field(None, min_length=1, max_length=64)
     """Several named sets, instead of `data`."""
     function: ImportPath | None = None
-    """`(prompts, responses, rows) -> list of float`; its mean is the metric. It or `metrics` is required if responses
-    are sampled, unless an environment's rewards are the scores. Otherwise neither they nor any field about sampling
-    may be set."""
+    """`(prompts, responses, rows) -> list of float`; its mean is the metric. It or `metrics` is required if
+    responses are sampled, unless an environment's rewards are the scores."""
     metrics: tuple[EvaluationMetric, ...] | None = Field(None, min_length=1, max_length=16)
     """Named metrics, instead of `function`. The first one ranks checkpoints."""
     every_steps: Positive = 10

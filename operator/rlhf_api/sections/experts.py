@@ -9,7 +9,7 @@ class Experts(Frozen):
     """Settings of a policy that is a mixture of experts; for others they are refused."""
 
     replay: Literal["none", "policy", "rollout"] = "none"
-    """Whose choices of experts the updates use: `policy`: of the policy before the step; `rollout`: of the generators,
-    as they sampled (docs/guides/models/experts.md)."""
+    """Choices of experts that the updates use: `policy`: of the policy before the step; `rollout`: of the generators
+    (docs/guides/models/experts.md)."""
     balance_coefficient: NonNegativeFloat = 0.0
     """Coefficient of the loss that evens out the load of each layer's experts (docs/guides/models/experts.md)."""

@@ -17,8 +17,8 @@ class Lora(Frozen):
     weight_decomposed: bool = False
     """Trains the length of each output's weights, too, apart from their direction (DoRA)."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
-    """Suffixes of the layers' names, such as `q_proj`, `layers.0.mlp.up_proj` or `experts.down_proj`; all linear layers
-    unless given, but never the head or the experts of a mixture, which only names with `experts.` mean."""
+    """Suffixes of the layers' names, such as `q_proj`, `layers.0.mlp.up_proj` or `experts.down_proj`; all linear
+    layers unless given, but the head and a mixture's experts, which names with `experts.` mean."""
 
 
 def shortest_target(name: str) -> str:

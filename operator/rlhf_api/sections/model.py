@@ -60,8 +60,8 @@ class Model(Frozen):
     train_vision: bool = False
     """Train the part that reads images too, which is frozen otherwise (docs/guides/models/images.md)."""
     freeze: tuple[Part, ...] = Field((), max_length=64)
-    """Parts of the policy that are not trained, by the names of its parameters, such as `embed_tokens` or
-    `layers.[0-3]` (docs/guides/models/parts.md)."""
+    """Parts of the policy that are not trained, by its parameters' names: `embed_tokens`, `layers.[0-3]`
+    (docs/guides/models/parts.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
     float32_head: bool = False

@@ -22,7 +22,7 @@ class Optimizer(Frozen):
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
     """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,
-    `learningRate` for a critic with one too and 1e-5 for a whole critic."""
+    `learningRate` if it has one too, else 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls after the warm-up."""
     floor: float = Field(0.0, ge=0, lt=1)

@@ -116,8 +116,8 @@ class Workspace(Frozen):
     directory of each pod's own."""
     sub_path: SubPath | None = None
     files: dict[CarriedName, CarriedText] = Field({}, max_length=64)
-    """Texts of files by their names: code and rows that travel with the job. Every role finds them where it looks for
-    relative paths and modules, before others of the same name."""
+    """Texts of files by their names: code and rows that travel with the job. Roles find them by relative paths and
+    as modules, before others of the same name."""
 
 
 RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]

@@ -27,11 +27,11 @@ class RewardProgram(Frozen):
     `failureScore`."""
 
     command: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """The program and its arguments. It sees the job's directory as `/job`, the files of `spec.workspace`
-    as `/files`, and the dataset's row as `row.json`."""
+    """The program and its arguments. It sees the job's directory as `/job`, files of `spec.workspace` as `/files`,
+    the row as `row.json`."""
     candidate: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
-    """Command of a second sandbox without row and job, to execute responses in. Its stdin is the program's stdout and
-    its stdout the program's stdin; the response is in the program's `response.txt`."""
+    """Command of a second sandbox without row and job, to execute responses in. Their stdins are each other's
+    stdouts; the response is in the program's `response.txt`."""
     memory_megabytes: Positive = 512
     """Address space limit of each process, of which a sandbox may have 32."""
     cpu_seconds: Positive = 10
@@ -82,8 +82,8 @@ class ScoreFunction(RewardKind):
     """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
     that holds its value."""
     failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
-    """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes for
-    too long. What is not the response's doing has no score."""
+    """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes
+    too long."""
     timeout_seconds: Positive = 30
     """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)
@@ -127,8 +127,8 @@ class ScoreFunction(RewardKind):
 
 
 class RewardFunction(ScoreFunction):
-    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program; added to
-    the others with a weight."""
+    """A score of each response by a Python function, an HTTP service or a program; added to the others with a
+    weight."""
 
     weight: float = 1.0
 
@@ -161,11 +161,11 @@ class Reward(ModelServerSpec):
     """Reward models beside `model.reward`, or without it; their scores are added by weight."""
     functions: tuple[RewardFunction, ...] = ()
     fine_grained: bool = False
-    """Token-level rewards: reward models, if any, have one output per token (token classification), and functions may
-    return a number for each token."""
+    """Token-level rewards: reward models have one output per token (token classification), and functions may return
+    a number for each."""
     step_scores: Literal["each", "min", "product", "last"] | None = None
     """Reward models give each step the probability that it is right, as `process_reward` trains it. The reward is
-    that of `each` step at its end (with `fineGrained`), or of a response the `min` or `product` of all, or the `last`.
+    that of `each` step at its end (with `fineGrained`), or the `min`, `product` or `last` of a response's.
     """
     bias: float = 0.0
     """Added to the weighted sum."""
@@ -174,6 +174,6 @@ class Reward(ModelServerSpec):
     clip: tuple[float, float] | None = None
     """Lower and upper bound of the scaled sum."""
     max_failed_share: float = Field(0.25, ge=0, lt=1)
-    """Responses that could not be scored are left out. Above this share of a step the job is paused and they are
-    retried; `startupTimeoutSeconds` without progress end it. Episodes that `spec.environment` failed at are left out
-    too; above this share the trainer ends, and is started again."""
+    """Responses without a score are left out. Above this share of a step the job is paused and they are retried;
+    `startupTimeoutSeconds` without progress end it. Episodes that `spec.environment` failed at are left out too;
+    above it the trainer is started again."""

@@ -25,8 +25,8 @@ class FailureRule(Frozen):
     exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
     """Exit codes of the process; from 129 on, 128 plus a signal's number."""
     reasons: tuple[Reason, ...] = Field((), max_length=16)
-    """Types of failures: `GpuError`, `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`,
-    `EngineDead`, `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
+    """`GpuError`, `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`, `EngineDead`,
+    `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
 
     @model_validator(mode="after")
     def _fits_something(self) -> "FailureRule":
@@ -40,13 +40,13 @@ class RoleSpec(Frozen):
 
     replicas: int = Field(1, ge=1, le=MOST_PODS)
     backoff_limit: int = Field(3, ge=0)
-    """Most restarts of this role's processes, together, within `backoffWindowSeconds`. Then the job fails; while others
-    of the role serve, a failed one is restarted after up to five minutes instead."""
+    """Most restarts of this role's processes within `backoffWindowSeconds`. Then the job fails; while others of the
+    role serve, a failed one is restarted after up to five minutes instead."""
     backoff_window_seconds: Positive = 3600
     """Seconds in which `backoffLimit` counts restarts, from the first one; a later restart begins a new window."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
-    """What follows a failure, by the first rule that matches. Without one, a failure counts unless the
-    node was drained, lost or wanted by others, and exit code 78 fails the job."""
+    """What follows a failure, by the first rule that matches. Else it counts unless the node was drained, lost or
+    wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """Deadline of a process to answer after its start."""
     pods: PodSettings = PodSettings()
@@ -76,12 +76,12 @@ class Trainer(ComputingRole):
     critic_micro_batch_tokens: Positive | None = None
     """Token budget of the critic's micro-batches; `microBatchTokens` unless given."""
     attention: Attention = "auto"
-    """`packed`: sequences end to end, where a trial at the start shows that the model computes the same; `padded`: each
+    """`packed`: sequences end to end, where a trial at the start shows the same outputs; `padded`: each
     filled up to the longest. `auto`: packed on GPUs in 16 bits where that holds, else padded. For reference and reward
     models by token too."""
     sequence_parallel_size: Positive = 1
-    """Number of neighbouring ranks that share each packed micro-batch, of up to this many times `microBatchTokens`, by
-    its tokens. Must divide the ranks and the policy's attention heads."""
+    """Neighbouring ranks that share each packed micro-batch, of up to this many times `microBatchTokens`. Must
+    divide the ranks and the policy's attention heads."""
     kernels: Kernels = "auto"
     """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
     installed and supports the model."""
@@ -93,8 +93,8 @@ class Trainer(ComputingRole):
     critic_dtype: DType | None = None
     """Compute dtype of the critic; `dtype` unless given."""
     critic_deepspeed: DeepSpeedConfig | None = None
-    """DeepSpeed configuration of the critic, complete: nothing is added from `deepspeed`. Unless given, it is
-    `deepspeed`, without its `bf16` and `fp16` if `criticDtype` differs from `dtype`."""
+    """The critic's complete DeepSpeed configuration. Unless given, it is `deepspeed`, without `bf16` and `fp16` if
+    `criticDtype` differs from `dtype`."""
 
     def micro_batch(self, model: ModelField) -> int:
         """Tokens that a rank forwards at once through the trained model of this field of `spec.model`."""

@@ -61,22 +61,20 @@ class Sampling(Frozen):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 switches it off. Training applies the same mask only if topK is set too."""
     top_k: int = Field(-1, ge=-1)
-    """Top-k sampling; -1 or 0 switches it off. Up to 256, training applies the same mask: log-probabilities are over
-    the tokens kept."""
+    """Top-k sampling; -1 or 0 switches it off. Up to 256, training applies the same mask."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Leaves out tokens less likely than minP times the likeliest; 0 switches it off. Training applies the same mask
-    only if topK is set too."""
+    """Leaves out tokens less likely than minP times the likeliest. Training applies the same mask only if topK is
+    set too."""
     min_new_tokens: int = Field(0, ge=0)
-    """Minimum response length in tokens, before which the end token is banned. The trainer's log-probabilities account
-    for that only if topK is set too."""
+    """Minimum response length in tokens, before which the end token is banned. Training applies the same mask only
+    if topK is set too."""
     max_new_tokens: Positive = 256
     response_end_id: int | None = Field(None, ge=0, validation_alias=former("responseEndId", "answerEndId"))
     """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
     stop: tuple[StopString, ...] = Field((), max_length=16)
     """Stop strings: a response ends with the token that completes one, and its text ends before it."""
     structured_outputs: StructuredOutputs | None = None
-    """Constraint on responses: tokens that cannot lead to one that meets it are never sampled. Training applies the
-    same mask only if topK is set too."""
+    """Constraint on responses, by their tokens. Training applies the same mask only if topK is set too."""
     thinking: Thinking | None = None
     responses_per_prompt: Positive = Field(
         1, validation_alias=former("responsesPerPrompt", "answersPerPrompt")
