@@ -141,7 +141,7 @@ def run(
                 preexec_fn=_limit,
             )
         except (OSError, ValueError) as error:  # the latter of words with a NUL, or that no bytes stand for
-            return 127, f"{error}\n".encode()
+            return 127, f"{error}\n".encode()[:LONGEST_OUTPUT]
     finally:
         os.close(given)
     assert process.stdout is not None, "it has a pipe"
