@@ -16,6 +16,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 WHERE = "spec.optimizer.moments"
 BLOCK = 256
 """Elements that share a scale; the kernels have no other number."""
+_ZERO = 127
+"""Code of 0 among signed numbers."""
 SLICE = 2**26
 """Elements of a call: a kernel counts them in 32 bits, and on a CPU it makes float32 copies of its moments."""
 
@@ -55,6 +57,10 @@ class AdamW8bit(torch.optim.Optimizer):
                 *(first.codebook, second.codebook, first.scales[blocks], second.scales[blocks]),
                 weight_decay=group["weight_decay"],
             )
+            # A square that is rounded to 0 beside a first moment that is not would make a step of any size, once the
+            # gradient stays away.
+            codes = second.codes[part]
+            codes[(codes == 0) & (first.codes[part] != _ZERO)] = 1
         if not parameter.is_contiguous():  # whose numbers are updated in a copy
             parameter.data.copy_(weights.view(parameter.shape))
 
@@ -108,14 +114,17 @@ class Moment:
         self._parts.clear()
 
     def _round(self, block: int, values: Tensor) -> None:
-        """Writes whole blocks from this one on, each number as the nearest there is. bitsandbytes does not on a CPU: of
-        numbers below 2e-5 of a block's largest it takes others."""
+        """Writes whole blocks from this one on, each number as the nearest there is, of squares only 0 as 0.
+        bitsandbytes does not on a CPU: of numbers below 2e-5 of a block's largest it takes others."""
         between = (self.codebook[1:] + self.codebook[:-1]) / 2
         for part in values.split(SLICE // 16):
             blocks = pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(dim=1)
             shares = blocks / scales.where(scales > 0, 1.0).unsqueeze(1)
-            codes = torch.bucketize(shares, between, out_int32=True).flatten()[: len(part)]
+            codes = torch.bucketize(shares, between, out_int32=True)
+            if not self.codebook[0]:  # of squares: one that were 0 would make a step of any size
+                codes[(codes == 0) & (shares > 0)] = 1
+            codes = codes.flatten()[: len(part)]
             self.codes[block * BLOCK :][: len(part)] = codes.to(torch.uint8)
             self.scales[block:][: len(scales)] = scales
             block += len(scales)

@@ -99,6 +99,33 @@ def test_moments_are_written_as_they_were_read_in_whatever_parts_they_come(name)
     assert torch.equal(copy.scales, moment.scales)
 
 
+def test_moments_of_a_run_in_float32_make_no_step_of_another_size():
+    """Where a gradient stays away, as that of a rare token's embedding, the moments alone make the step."""
+    torch.manual_seed(0)
+    first = 10 ** (-4 * torch.rand(COUNT))  # magnitudes of 1e-4 to 1 in one block
+    weights = torch.nn.Parameter(torch.zeros(COUNT))
+    optimizer = AdamW8bit([{"params": [weights]}], {**ADAM, "weight_decay": 0.0})
+    weights.grad = torch.zeros(COUNT)
+    optimizer.step()
+    for name, values in zip(NAMES, (first, first**2), strict=True):
+        optimizer.state[weights][name].write(0, values)
+        optimizer.state[weights][name].finish()
+    optimizer.state[weights]["step"] = 1000
+    optimizer.step()
+    assert weights.abs().max() < 2 * ADAM["lr"]
+
+
+def test_a_square_is_0_only_beside_a_moment_of_0(monkeypatch):
+    weights, optimizer = stepped(1)
+    first, second = (optimizer.state[weights][name] for name in NAMES)
+    second.codes[second.codes < 128] = 0  # as a GPU's kernel rounds the smallest ones of a block
+    monkeypatch.setattr(eight_bit._kernels(), "optimizer_update_8bit_blockwise", lambda *_, **__: None)
+    optimizer.step()
+    moments, squares = first.read(0, COUNT), second.read(0, COUNT)
+    assert bool((squares[moments != 0] > 0).all())
+    assert bool((moments == 0).any())
+
+
 def test_a_model_learns_as_with_float32_moments():
     def losses(make) -> list[float]:
         torch.manual_seed(0)
