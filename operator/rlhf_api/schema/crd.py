@@ -142,6 +142,8 @@ def _root(*, cel: bool) -> Schema:
     generator = spec["properties"]["generator"]
     generator["default"] = {}
     generator["properties"]["replicas"]["default"] = 1
+    # After `reward`, whose functions are described, and not its metrics that have the same fields.
+    spec["properties"]["evaluation"] = spec["properties"].pop("evaluation")
     properties: Schema = {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},

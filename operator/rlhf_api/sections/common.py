@@ -42,12 +42,12 @@ class CommonSpec(Frozen):
     rollout: Rollout = Rollout()
     optimizer: Optimizer = Optimizer()
     experts: Experts = Experts()
+    evaluation: Evaluation | None = None
     pretraining: Pretraining | None = None
     trainer: Trainer = Trainer()
     generator: Generator = Generator()
     reward: Reward = Reward()
     reference: Reference = Reference()
-    evaluation: Evaluation | None = None
     weights: Weights = Weights()
     checkpoint: Checkpoint = Checkpoint()
     export: Export = Export()
