@@ -159,7 +159,7 @@ def run(
 def _read(
     process: subprocess.Popen[bytes], pipe: IO[bytes], deadline: float, claimant: socket.socket
 ) -> tuple[bytes, bool]:
-    """What a command writes until its end, and whether it came to that; the claimant's end is this process's."""
+    """The output of a command until its end, and True if it came to that; the claimant's end is this process's."""
     watched: list[IO[bytes] | socket.socket] = [pipe, claimant]
     output = b""
     while process.poll() is None:

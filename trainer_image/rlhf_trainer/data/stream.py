@@ -85,7 +85,7 @@ class RowStream:
         return samples
 
     def peek(self, n: int) -> list[tuple[int, int]]:
-        """What `take` will return."""
+        """The samples that `take` will return."""
         return self.at(range(self.position, self.position + n))
 
     def at(self, positions: Iterable[int]) -> list[tuple[int, int]]:

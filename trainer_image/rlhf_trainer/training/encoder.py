@@ -27,7 +27,7 @@ class Encoder:
         return self._thread.submit(self._encode, rows).result()
 
     def take(self, samples: Samples) -> Encoded:
-        """What `begin` has made of the same samples; of others, such as those after a rollback, made now."""
+        """The sequences that `begin` made of the same samples; of others, such as those after a rollback, made now."""
         begun, self._begun = self._begun, None
         if begun is None or begun[0] != samples:
             return self._submit(samples).result()

@@ -1,5 +1,5 @@
-"""What sets a sandbox's pod apart from those of other roles: an image of the user's, in which our server is the first
-process, and nothing of the job but its own token; pure."""
+"""A sandbox's pod, as far as it differs from those of other roles: an image of the user's, in which our server is the
+first process, and nothing of the job but its own token; pure."""
 
 import hashlib
 from collections.abc import Mapping

@@ -105,7 +105,7 @@ class NativeTools(Guess):
     """Both a step and a tool."""
 
     async def open_box(self, place: str) -> dict[str, str]:
-        """What a box holds.
+        """Contents of a box.
 
         Args:
             place: Its name.

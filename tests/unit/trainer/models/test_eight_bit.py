@@ -100,7 +100,7 @@ def test_moments_are_written_as_they_were_read_in_whatever_parts_they_come(name)
 
 
 def test_moments_of_a_run_in_float32_make_no_step_of_another_size():
-    """Where a gradient stays away, as that of a rare token's embedding, the moments alone make the step."""
+    """The moments alone make the step of a parameter whose gradient stays away, as of a rare token's embedding."""
     torch.manual_seed(0)
     first = 10 ** (-4 * torch.rand(COUNT))  # magnitudes of 1e-4 to 1 in one block
     weights = torch.nn.Parameter(torch.zeros(COUNT))
