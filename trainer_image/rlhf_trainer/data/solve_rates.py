@@ -31,9 +31,9 @@ class SolveRates:
         chance = max(self._settings.floor, 1 - sum(latest.values()) / len(latest))
         return random.Random(f"{self._seed}/curriculum/{position}").random() < chance
 
-    def state(self) -> dict[str, list[tuple[int, float]]]:
-        """State for a snapshot's JSON."""
-        return {str(row): [*shares.items()] for row, shares in self._latest.items()}
+    def state(self) -> dict[str, list[list[float]]]:
+        """State for a snapshot's JSON, in which pairs are lists."""
+        return {str(row): [*map(list, shares.items())] for row, shares in self._latest.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.optimizer import Optimizer
 from rlhf_api.sections.replay import EPISODES
 from rlhf_api.sections.roles import Trainer
+from rlhf_store.manifest import Manifest
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.graph.learner import Learner
@@ -136,12 +137,19 @@ def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> Tr
     )
 
 
+def stored(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as it comes back from a store, which takes no tuples."""
+    manifest = Manifest(step=0, epoch=0, time="", state=dict(state), groups={}, blobs={})
+    read: dict[str, Any] = json.loads(manifest.model_dump_json())["state"]
+    return read
+
+
 class Snapshot:
     """A checkpoint of a task in memory: its state through JSON, its tensors copied."""
 
     def __init__(self, task: OnlineTask, ranks: Ranks, step: int) -> None:
         self.step = step
-        self.state = json.loads(json.dumps(task.state()))
+        self.state = stored(task.state())
         self.groups = {
             group: {name: tensor.clone() for name, tensor in tensors}
             for group, tensors in task.groups().items()

@@ -1,6 +1,5 @@
 """Prompts come in their order, and their ledger goes with the checkpoint."""
 
-import json
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import job
 from tests.unit.trainer.replay.made import episode
+from tests.unit.trainer.replay.ppo_worker import stored
 
 from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob
@@ -176,7 +176,7 @@ def test_solve_rates_are_of_the_latest_answers_and_go_with_the_checkpoint():
     for _ in range(5):
         ask(before, 4)
     after, _ = source(6, CURRICULUM)
-    after.restore(json.loads(json.dumps(before.state(None))), None)
+    after.restore(stored(before.state(None)), None)
     assert [ask(after, 4) for _ in range(20)] == [ask(before, 4) for _ in range(20)]
     assert after.take_metrics() == before.take_metrics()
     rates = SolveRates(Curriculum(floor=0.001, window=2), 0)
@@ -193,7 +193,7 @@ def test_a_row_whose_prompt_is_asked_again_counts_once_by_its_later_answer():
     prompts = before.issue(6)
     before.score([*range(6)], [0.0] * 6)
     after, _ = source(6, "spec.data.curriculum={floor: 0.001, window: 2}")
-    after.restore(json.loads(json.dumps(before.state(None))), None)
+    after.restore(stored(before.state(None)), None)
     assert [prompt.id for prompt in after.issue(6)] == [prompt.id for prompt in prompts]
     after.score([*range(6)], [1.0] * 6)
     shares = [latest for _, latest in sorted(after.state(None)["solve_rates"].items())]
