@@ -9,6 +9,7 @@ from ..algorithms import ALGORITHMS, CUSTOM, algorithm_of, settings_of
 from ..errors.problem import Problem, path, show
 from ..estimate import resources
 from ..roles import Role
+from ..sections.reward import ENVIRONMENT
 from ..spec import Spec
 from . import (
     architectures,
@@ -90,8 +91,8 @@ def _reward(spec: Spec) -> Iterator[Problem]:
 
 
 def _names(spec: Spec) -> Iterator[Problem]:
-    """Problems of rewards with a name that an earlier one has."""
-    names = set[str]()
+    """Problems of rewards with a name that an earlier one has, or an environment's reward in the metrics."""
+    names = set[str]() if spec.environment is None else {ENVIRONMENT}
     for where, given in (
         *((model.where.removesuffix(".model"), model.name) for model in spec.reward_models),
         *((f"spec.reward.functions[{i}]", entry.metric) for i, entry in enumerate(spec.reward.functions)),

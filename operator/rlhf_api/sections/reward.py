@@ -11,6 +11,8 @@ from .roles import ModelServerSpec
 
 MODEL = "model"
 """Name of `spec.model.reward` in the metrics."""
+ENVIRONMENT = "environment"
+"""Name of an environment's rewards in the metrics, among those of a response."""
 RESERVED_HEADERS = (
     "accept-encoding",
     "connection",

@@ -10,6 +10,7 @@ import torch
 from rlhf_api.algorithms import teachers_of
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import ENVIRONMENT_REWARD, REWARD, TEACHER, Generate, Node
+from rlhf_api.sections.reward import ENVIRONMENT
 
 from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Unavailable
@@ -32,8 +33,6 @@ from .rollouts import Rollouts
 from .unscored import score_columns, unscored
 
 Rows = Sequence[Mapping[str, Any]]
-ENVIRONMENT = "environment"
-"""Name of the environment's rewards among those of a response."""
 
 
 class StaleTokens(RuntimeError):

@@ -45,6 +45,10 @@ REFUSED = [
         ("spec.environment={program: [a], maxTokens: 1000, python: b}",),
         *("spec.environment.python", "name a program's interpreter as the first word of program"),
     ),
+    (
+        ("spec.reward.functions=[{name: environment, function: 'a:b'}]",),
+        *("spec.reward.functions[0].name", "two rewards are 'environment' in the metrics"),
+    ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
     (
         ("spec.environment={path: openenv, settings: {url: 'http://a'}}",),
