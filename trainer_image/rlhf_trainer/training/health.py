@@ -22,8 +22,12 @@ from .breaches import (
     other_weights_breach,
 )
 
-OF_REWARDS = ("reward_", "responses_dropped", "groups_filtered")
-"""Beginnings of the names of metrics that scoring has, besides those of the responses' total rewards."""
+OF_REWARDS = ("reward_", "responses_dropped", "groups_filtered", "episodes_failed", "stopped_share")
+"""Beginnings of the names of metrics that responses have when they come, besides those of their total rewards."""
+OF_ROWS = ("source_", "teacher_")
+"""Beginnings of the names of metrics of a source's rows, or a teacher's, of which a step may have none."""
+AT_BOUNDS = "groups_all_"
+"""Beginning of the names of metrics that a step lacks where groups were filtered."""
 NO_SIGNAL = "no signal"
 """Key of the watch that every job has; no rule's key is the same."""
 SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
@@ -133,7 +137,13 @@ def _present(key: str) -> str:
 
 def _due(metric: str, metrics: Mapping[str, float], step: int, *, begun: bool) -> bool:
     """True if this step has the metric, in a job that ever has it. After the first step all tokens may be of older
-    weights, which are not compared; and responses that a snapshot brought were scored before."""
+    weights, which are not compared; responses that a snapshot brought were scored before; and a step without any pair
+    of responses has no update."""
+    of_others = any(name.startswith(kind) for kind in OF_ROWS if metric.startswith(kind) for name in metrics)
+    if "loss" not in metrics or of_others:
+        return False
+    if metric.startswith(AT_BOUNDS) and metrics.get("groups_filtered"):
+        return False
     if metric in AGREEMENT:
         return step == 1
     scored = "reward_mean" not in metrics or "responses_dropped" in metrics

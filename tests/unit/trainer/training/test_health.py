@@ -118,7 +118,10 @@ def test_a_metric_that_no_step_has_is_named_once_every_model_is_trained():
     )
 
 
-@pytest.mark.parametrize("metric", ["token_mult_prob_error", "responses_dropped_share", "reward_judge_mean"])
+@pytest.mark.parametrize(
+    "metric",
+    ["token_mult_prob_error", "responses_dropped_share", "reward_judge_mean", "episodes_failed_share"],
+)
 def test_a_rule_that_is_new_in_a_resumed_run_waits_for_a_metric_that_single_steps_lack(metric):
     """All tokens may be of older weights, and responses that came with the checkpoint were scored before."""
     rules, others = (
@@ -133,7 +136,29 @@ def test_a_rule_that_is_new_in_a_resumed_run_waits_for_a_metric_that_single_step
 
 
 @pytest.mark.parametrize(
-    ("metric", "step"), [("token_mult_prob_error", 1), ("reward_juge_mean", 57), ("kl_maen", 57)]
+    ("metric", "first"),
+    [
+        ("grad_norm", {}),  # no prompt of online DPO had a pair
+        ("token_mult_prob_error", {}),
+        ("source_1_reward_mean", {"loss": 1.0, "source_0_reward_mean": 0.5}),
+        ("teacher_maths_kl_mean", {"loss": 1.0, "teacher_code_kl_mean": 0.5}),
+        ("groups_all_lowest_share", {"loss": 1.0, "groups_filtered": 2.0}),
+    ],
+)
+def test_a_rule_waits_for_a_metric_that_the_first_step_lacks_by_its_data(metric, first):
+    rules = health({"metric": metric, "above": 1, "action": "fail"})
+    scored = {"reward_mean": 0.5, "responses_dropped": 0.0}
+    verdict = judge(rules, {}, scored | first, 1, begun=True)
+    assert verdict.unknown == ()
+    assert judge(rules, verdict.watches, scored | {"loss": 1.0, metric: 2.0}, 2, begun=True).breach
+
+
+@pytest.mark.parametrize(
+    ("metric", "step"),
+    [
+        *(("token_mult_prob_error", 1), ("reward_juge_mean", 57), ("kl_maen", 57)),
+        *(("source_1_reward_mean", 1), ("groups_all_lowest_share", 1)),
+    ],
 )
 def test_a_metric_that_the_step_should_have_is_still_missed(metric, step):
     figures = {"loss": 1.0, "reward_mean": 0.5, "responses_dropped": 0.0}
