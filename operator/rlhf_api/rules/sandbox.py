@@ -15,7 +15,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
     section, environment = spec.sandbox, spec.environment
     if section is None or environment is None or Role.SANDBOX not in roles_of(spec):
         return
-    if not section.pods.image and spec.runtime is None:
+    if section.pods.image is None and spec.runtime is None:
         message = "has no default: name an image with python3, 3.8 or newer, and what commands need"
         yield Problem(f"{_WHERE}.pods.image", message)
     gpu = section.pods.gpu

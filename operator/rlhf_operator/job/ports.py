@@ -7,7 +7,7 @@ same one on a node. So every pod of a job has its own, and two jobs rarely colli
 
 import hashlib
 
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 
 PORT = 8000
 """HTTP port of every role."""
@@ -15,16 +15,12 @@ MASTER_PORT = 29500
 """Rendezvous port of the trainer's ranks, and of a generator's pods."""
 HOST_PORTS = range(20000, 30000)
 """Below the NodePort range and the kernels' ephemeral ports."""
-_ADDED = {Role.ENVIRONMENT: 5000, Role.SANDBOX: 7000}
-"""Places of the first ones of roles that were added: all others keep theirs of releases without these roles."""
 
 
 def http_port(job_uid: str, role: Role, index: int) -> int:
-    """HTTP port in the node's network; independent of the number of replicas."""
-    if role in _ADDED:
-        return _draw_port(job_uid, _ADDED[role] + index)
-    others = [each for each in Role if each not in _ADDED]
-    return _draw_port(job_uid, 1 + index * len(others) + others.index(role))
+    """HTTP port in the node's network, where no pod of untrusted code is; independent of the number of replicas."""
+    roles = [each for each in Role if each not in UNTRUSTED]
+    return _draw_port(job_uid, 1 + index * len(roles) + roles.index(role))
 
 
 def master_port(job_uid: str) -> int:

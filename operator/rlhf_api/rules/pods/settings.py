@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...contract.teachers import shares_of
 from ...errors.problem import Problem, path, show
-from ...roles import Role
+from ...roles import UNTRUSTED, Role
 from ...sections.pods import PodSettings, Toleration, Volume
 from ...spec import Spec
 from .template import template_problems
@@ -28,7 +28,7 @@ def pods(spec: Spec) -> Iterator[Problem]:
     for role in Role:
         section = spec.section(role)
         where = f"spec.{role.value}.pods"
-        yield from _settings(where, section.pods)
+        yield from _settings(where, section.pods, is_untrusted=role in UNTRUSTED)
         yield from _model_cache(spec, where, role)
         if section.pods.model_fields_set & {"gpu", "resources"}:
             yield from _gpu_resource(where, spec.pods_of(role))
@@ -57,13 +57,17 @@ def scheduling(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _settings(where: str, settings: PodSettings) -> Iterator[Problem]:
+def _settings(where: str, settings: PodSettings, *, is_untrusted: bool = False) -> Iterator[Problem]:
+    if settings.image is not None and not settings.image.strip():
+        yield Problem(
+            f"{where}.image", f"must be an image's name, or be left out; got {show(settings.image)}"
+        )
     for i, volume in enumerate(settings.volumes):
         yield from _volume(f"{where}.volumes[{i}]", volume)
     yield from _twice(where, settings.volumes)
     for i, toleration in enumerate(settings.tolerations):
         yield from _toleration(f"{where}.tolerations[{i}]", toleration)
-    yield from template_problems(f"{where}.template", settings.template)
+    yield from template_problems(f"{where}.template", settings.template, is_untrusted=is_untrusted)
 
 
 def _volume(where: str, volume: Volume) -> Iterator[Problem]:

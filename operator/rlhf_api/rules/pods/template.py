@@ -14,6 +14,9 @@ _MERGE_KEYS = ("name", "mountPath", "devicePath", "containerPort", "ip", "topolo
 _METADATA = ("labels", "annotations")
 _LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubernetes.io/component")
 _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
+_APART = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
+"""Namespaces that pods of untrusted code may not share: no NetworkPolicy holds on a node's network, and who sees the
+processes of a role reads its keys."""
 _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
 _KEPT = ("containers", "initContainers", "volumes", "env", "volumeMounts")
 """Lists of the operator to which a template may add items, and whose items it may change."""
@@ -27,10 +30,16 @@ _CREDENTIALS = ("serviceAccountToken", "podCertificate")
 _OURS = "is the operator's to set; remove it"
 
 
-def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of the PodTemplateSpec at `where`."""
+def template_problems(
+    where: str, template: Mapping[str, Any], *, is_untrusted: bool = False
+) -> Iterator[Problem]:
+    """Problems of the PodTemplateSpec at `where`; `is_untrusted`: of pods whose code need not be trusted."""
     shape_problems = first(_shape(where, template))
     yield from shape_problems or _contents(where, template)
+    for key in _APART if is_untrusted and not shape_problems else ():
+        if value := template.get("spec", {}).get(key):
+            message = "would share what keeps pods of this role apart from all else; remove it"
+            yield Problem(f"{where}.spec.{key}", f"{message}; got {show(value)}")
 
 
 def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from tests.unit.api.manifests import assert_refused, document
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse
+from rlhf_api.roles import UNTRUSTED
 
 BAD: list[tuple[str, ...]] = [
     # override, place unless it is the overridden field, words: see `assert_refused`
@@ -95,9 +96,26 @@ BAD += [
 ]
 
 
+BAD += [
+    (f"spec.{pods}.image={image!r}", "must be an image's name, or be left out")
+    for pods, image in (("pods", ""), ("trainer.pods", " "), ("sandbox.pods", ""))
+]
+
+
 @pytest.mark.parametrize("case", BAD, ids=[case[0][:99] for case in BAD])
 def test_problem_names_field_and_remedy(case: tuple[str, ...]) -> None:
     assert_refused(*case)
+
+
+@pytest.mark.parametrize("key", ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"])
+def test_a_trusted_role_alone_may_share_what_keeps_pods_apart(key: str) -> None:
+    template = f"pods.template={{spec: {{{key}: true}}}}"
+    parse(document(f"spec.trainer.{template}"))
+    for role in UNTRUSTED:
+        given = ("spec.environment={path: 'a:B'}", "spec.sandbox={pods: {image: i}}")
+        assert_refused(
+            f"spec.{role}.{template}", f".spec.{key}", "keeps pods of this role apart", given=given
+        )
 
 
 def test_a_role_beside_the_job() -> None:

@@ -12,7 +12,7 @@ from tests.unit.operator.cluster.world import World, names, stamp
 from rlhf_api.contract.sandbox_server import CLAIMED
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.manifest.runtime import RuntimeSpec, merged
+from rlhf_api.manifest.runtime import NamedRuntime, RuntimeSpec, merged, with_runtime
 from rlhf_api.roles import Role
 from rlhf_api.rules.pods.placement import cluster_problems
 from rlhf_operator.cluster.act.status_writer import is_worth_writing
@@ -211,7 +211,6 @@ def test_a_replaced_sandbox_is_no_reason_to_write_a_status() -> None:
     ("overrides", "where", "message"),
     [
         (("spec.sandbox={}", PLAYS), "spec.sandbox.pods.image", "name an image with python3"),
-        ((SANDBOX, "spec.sandbox.pods.image=''", PLAYS), "spec.sandbox.pods.image", "name an image"),
         ((SANDBOX,), "spec.sandbox", "applies only to episodes.* spec.environment is not set"),
         (
             (PLAYS, SANDBOX, "spec.sandbox.pods.modelCache=/c"),
@@ -244,3 +243,6 @@ def test_a_runtime_may_name_the_image() -> None:
     runtime = RuntimeSpec.model_validate({"sandbox": {"pods": {"image": "swe:2"}}})
     own = job(PLAYS, "spec.sandbox={}", "spec.runtime={name: r}")
     assert merged(own.spec, runtime).pods_of(Role.SANDBOX).image == "swe:2"
+    empty = RuntimeSpec.model_validate({"sandbox": {"pods": {"image": ""}}})
+    with pytest.raises(InvalidJob, match=r"spec\.sandbox\.pods\.image: must be an image's name"):
+        with_runtime(own.spec, NamedRuntime(kind="ClusterRLHFRuntime", name="r", generation=1, spec=empty))
