@@ -195,7 +195,9 @@ class Reconciler:
                 await self._companions.apply(key, job, want.pinned, pods, creating=bool(todo.create))
             # Not for each sandbox that is replaced: a call for nothing, where its job has run.
             if todo.token or any(new.role is not Role.SANDBOX for new in todo.create):
-                await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
+                await self._companions.create_tokens(
+                    job, want.spec, self._trainers.key(job), again=todo.token
+                )
             if not isinstance(workload, ApiError):
                 await self._kueue.line_up(job, want, todo, workload)
             if todo.create and await self._kueue.stands(key, job, workload):

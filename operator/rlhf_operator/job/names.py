@@ -3,7 +3,7 @@
 import hashlib
 
 from rlhf_api.contract.run import process_name
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 from rlhf_api.sections.pods import Gpu
 
 ROLE = "rlhf.dev/role"
@@ -50,9 +50,11 @@ def claim_template_name(job: str, uid: str, role: Role, gpu: Gpu) -> str:
     return f"{job}-{role.value}-gpus-{digest[:8]}"
 
 
-def token_name(job: str, uid: str) -> str:
-    """The Secret with the job's token; the uid tells it from that of an earlier job of the same name."""
-    return f"{job}-token-{uid[:8]}"
+def token_name(job: str, uid: str, role: Role) -> str:
+    """The Secret with a role's token; the uid tells it from that of an earlier job of the same name. It never changes,
+    so roles that have a token of their own have a Secret of their own: a job may get such a role later."""
+    of_job = f"{job}-token-{uid[:8]}"
+    return f"{of_job}-{role.value}" if role in UNTRUSTED else of_job
 
 
 def policy_name(job: str, uid: str) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from rlhf_api.spec import Spec
+
 from ...job.snapshot import Job, Pod
 from ...kube.api import Api, Body, Key
 from ...kube.api_error import ApiError
@@ -9,7 +11,7 @@ from ...kube.calls import run_all
 from ...kube.kinds import kind_of
 from ..config.settings import Settings
 from ..decide.describe import Event
-from ..objects.companions import companions, owned, token_secret
+from ..objects.companions import companions, owned, token_secrets
 from ..objects.gangs import members
 from ..objects.pinned import Pinned
 from ..objects.seal import sealed
@@ -64,19 +66,20 @@ class CompanionClient:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 
-    async def create_token(self, job: Job, key: bytes, *, again: bool) -> None:
-        """Creates the Secret of the token, of this key, unless it exists; `again`: a pod did not find it, which an
+    async def create_tokens(self, job: Job, spec: Spec, key: bytes, *, again: bool) -> None:
+        """Creates the Secrets of the tokens, of this key, unless they exist; `again`: a pod did not find one, which an
         event reports."""
+        await run_all(self._create_token(job, body, again=again) for body in token_secrets(key, job, spec))
+
+    async def _create_token(self, job: Job, body: Body, *, again: bool) -> None:
         try:
-            made = await self._api.create(owned(token_secret(key, job), job))
+            made = await self._api.create(owned(body, job))
         except ApiError as error:
             if error.status != 409:  # exists already, and never changes
                 raise
             return
         if again:
-            message = (
-                f"Secret {made['metadata']['name']} was missing, which every pod needs; it is created again"
-            )
+            message = f"Secret {made['metadata']['name']} was missing, which pods need; it is created again"
             await self._recorder.record(job.body, Event("Warning", "TokenRestored", message))
 
     def forget(self, key: Key) -> None:

@@ -8,7 +8,6 @@ from rlhf_api.contract.status import ENDED, ClusterStatus, JobStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from ...job.names import token_name
 from ...status.job_status import first_status
 from ...supervision.budget import Restarts, totals
 from ...supervision.process_state import Finish, ProcessState
@@ -35,7 +34,7 @@ from .pod_groups import (
     PodGroups,
     evicted_pods,
     group_pods,
-    is_secret_missing,
+    is_token_missing,
     mark_hung_trainers,
     membership,
     process_states,
@@ -157,7 +156,7 @@ def _make_plan(
     return Plan(
         status=status,
         companions=finish is None,
-        token=finish is None and is_secret_missing(groups.pods, token_name(job.name, job.uid)),
+        token=finish is None and is_token_missing(job, groups.pods),
         create=tuple(replace(new, avoid=avoid) for new in create),
         delete=deletions(_choose_deletions(consequences, groups, counted, spec), groups.pods, now),
         members=membership(groups, spec),

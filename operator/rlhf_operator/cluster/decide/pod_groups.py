@@ -8,8 +8,9 @@ from rlhf_api.contract.status import ClusterStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
+from ...job.names import token_name
 from ...job.pod_status import seconds
-from ...job.snapshot import Pod
+from ...job.snapshot import Job, Pod
 from ...supervision.process_state import SIGTERMED, Ended, ProcessState
 from ...supervision.progress_deadline import Silence, silence
 
@@ -151,11 +152,12 @@ def _is_overdue(pod: Pod, now: float) -> bool:
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 
-def is_secret_missing(pods: Sequence[Pod], secret: str) -> bool:
-    """True if a kubelet has not found this Secret, to which a pod refers."""
+def is_token_missing(job: Job, pods: Sequence[Pod]) -> bool:
+    """True if a kubelet has not found the Secret of a pod's token."""
+    missing = f'{NO_CONFIG}: secret "%s" not found'
     return any(
         pod.ended is None
-        and (pod.waiting_reason or "").startswith(f'{NO_CONFIG}: secret "{secret}" not found')
+        and (pod.waiting_reason or "").startswith(missing % token_name(job.name, job.uid, pod.role))
         for pod in pods
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_api.contract.run import pods_each, replicas, role_token, roles_of
 from rlhf_api.contract.teachers import view_of
 from rlhf_api.estimate.resources import gpu_of
-from rlhf_api.roles import Role
+from rlhf_api.roles import UNTRUSTED, Role
 from rlhf_api.spec import Spec
 
 from ...job.names import claim_template_name, common_labels, service_name, token_name
@@ -23,7 +23,7 @@ from .network_policies import network_policies
 from .pinned import Pinned
 from .pod import NewPod, build_pod
 from .pod_container import is_claimed
-from .pod_process import token_key
+from .pod_process import TOKEN
 from .pod_sets import pod_sets
 from .sandbox_pod import sandbox_files
 
@@ -35,13 +35,19 @@ def token(key: bytes, job: Job) -> str:
     return hmac.new(key, job.uid.encode(), hashlib.sha256).hexdigest()
 
 
-def token_secret(key: bytes, job: Job) -> Body:
+def token_secrets(key: bytes, job: Job, spec: Spec) -> list[Body]:
+    """The Secrets of the tokens that the job's roles have."""
+    roles = (Role.TRAINER, *(role for role in UNTRUSTED if role in roles_of(spec)))
+    return [token_secret(key, job, role) for role in roles]
+
+
+def token_secret(key: bytes, job: Job, role: Role = Role.TRAINER) -> Body:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": token_name(job.name, job.uid), "labels": common_labels(job.name)},
+        "metadata": {"name": token_name(job.name, job.uid, role), "labels": common_labels(job.name)},
         "immutable": True,
-        "stringData": {token_key(role): role_token(token(key, job), role) for role in Role},
+        "stringData": {TOKEN: role_token(token(key, job), role)},
     }
 
 

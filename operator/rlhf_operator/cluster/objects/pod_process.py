@@ -15,7 +15,7 @@ from rlhf_api.contract.run import (
 )
 from rlhf_api.estimate.sharing.places import shared_places
 from rlhf_api.host.job_files import FOLDER
-from rlhf_api.roles import UNTRUSTED, Role
+from rlhf_api.roles import Role
 from rlhf_api.sections.pods import PodSettings, amount
 from rlhf_api.spec import Spec
 
@@ -24,6 +24,9 @@ from ...job.ports import MASTER_PORT, PORT, group_port, http_port, master_port
 from .pod_volumes import CARRIED, CONFIG_DIRECTORY, RESUME_CONFIG, START_CONFIG, WORKSPACE
 
 Body = dict[str, Any]
+
+TOKEN = "token"
+"""The key of a role's token in its Secret."""
 
 
 def shares_node_network(pods: PodSettings) -> bool:
@@ -108,7 +111,7 @@ def own_address() -> Body:
 
 def token_of(config: RunConfig, role: Role, uid: str) -> Body:
     """The variable with the role's token, by reference."""
-    reference = {"name": token_name(config.job, uid), "key": token_key(role)}
+    reference = {"name": token_name(config.job, uid, role), "key": TOKEN}
     return {"name": "RLHF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
@@ -118,11 +121,6 @@ def _gpus(config: RunConfig, process: Process) -> dict[str, str]:
         return {}
     mine = shared_places(config.spec, config.shared_gpu_count)[process.role, process.index, process.rank]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
-
-
-def token_key(role: Role) -> str:
-    """The key of the role's token in the job's Secret."""
-    return role.value if role in UNTRUSTED else "token"
 
 
 def literal(value: str) -> str:

@@ -82,12 +82,14 @@ def test_it_reads_the_work_directory_and_does_not_write_it() -> None:
 
 def test_its_token_is_not_the_jobs() -> None:
     given = env(pod(Role.ENVIRONMENT, *GIVEN))["RLHF_TOKEN"]
-    assert given == {"secretKeyRef": {"name": "job-token-1", "key": "environment"}}
-    data = token_secret(b"k", owner())["stringData"]
-    own = token(b"k", owner())
-    tokens = {role.value: role_token(own, role) for role in UNTRUSTED}
-    assert data == {"token": own, **tokens}
-    assert len({*data.values()}) == len(data)
+    assert given == {"secretKeyRef": {"name": "job-token-1-environment", "key": "token"}}
+    own, tokens = token(b"k", owner()), set[str]()
+    for role in (Role.TRAINER, *UNTRUSTED):
+        data = token_secret(b"k", owner(), role)["stringData"]
+        assert data == {"token": role_token(own, role)}
+        tokens.add(data["token"])
+    assert own in tokens
+    assert len(tokens) == 1 + len(UNTRUSTED)
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -16,8 +16,10 @@ from rlhf_api.manifest.runtime import NamedRuntime, RuntimeSpec, merged, with_ru
 from rlhf_api.roles import Role
 from rlhf_api.rules.pods.placement import cluster_problems
 from rlhf_operator.cluster.act.status_writer import is_worth_writing
-from rlhf_operator.cluster.objects.companions import companions, owned
-from rlhf_operator.job.names import role_labels
+from rlhf_operator.cluster.decide.pod_groups import NO_CONFIG
+from rlhf_operator.cluster.objects.companions import companions, owned, token_secrets
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.job.names import role_labels, token_name
 from rlhf_operator.job.ports import PORT
 
 PLAYS = "spec.environment={path: 'a:B'}"
@@ -41,7 +43,7 @@ def test_a_pod_has_the_users_image_as_it_is_and_nothing_of_the_job_but_its_token
     assert container["command"] == ["python3", "-I", "-S", "/rlhf"]
     assert "workingDir" not in container
     assert env(body).keys() == {"RLHF_HOST", "RLHF_PORT", "RLHF_TERMINATION_LOG", "RLHF_TOKEN"}
-    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-token-1", "key": "sandbox"}}
+    assert env(body)["RLHF_TOKEN"] == {"secretKeyRef": {"name": "job-token-1-sandbox", "key": "token"}}
     assert container["envFrom"] == []
     assert {volume["name"] for volume in spec["volumes"]} == {"server", "shared-memory"}
     assert spec["automountServiceAccountToken"] is False
@@ -76,6 +78,27 @@ def test_what_it_may_take_has_limits_unless_the_manifest_has_others(
 ) -> None:
     body = pod(Role.SANDBOX, PLAYS, f"spec.sandbox={{pods: {{image: i, resources: {resources}}}}}")
     assert role_container(body)["resources"] == expected
+
+
+def test_a_job_that_gets_these_roles_later_gets_their_tokens_too() -> None:
+    """Its Secret of before never changes."""
+    before = token_secrets(b"k", owner(), pinned(*EVERYTHING).config.spec)
+    roles = (*EVERYTHING, ENVIRONMENT, SANDBOX)
+    after = token_secrets(b"k", owner(), pinned(*roles).config.spec)
+    assert after[: len(before)] == before
+    made = {(body["metadata"]["name"], key) for body in after for key in body["stringData"]}
+    for role in Role:
+        body = build_pod(pinned(*roles), NewPod(role, 0, 1, resume=False), owner().uid)
+        reference = env(body)["RLHF_TOKEN"]["secretKeyRef"]
+        assert (reference["name"], reference["key"]) in made
+
+
+def test_a_token_that_a_sandboxs_kubelet_does_not_find_is_made_again() -> None:
+    world = playing()
+    missing = f'secret "{token_name("job", "job-uid", Role.SANDBOX)}" not found'
+    waiting = {"waiting": {"reason": NO_CONFIG, "message": missing}}
+    world.pods[SECOND]["status"] = {"containerStatuses": [{"name": "role", "state": waiting}]}
+    assert world.make_plan().token
 
 
 @pytest.mark.parametrize("network", [False, True])
