@@ -164,7 +164,7 @@ class Pod:
         commands may write another message, and use up its memory."""
         if self.role is not Role.SANDBOX or self.ended is None:
             return False
-        return self.ended.code == 0 or self.ended.log == CLAIMED or self.was_ready
+        return self.ended.log == CLAIMED or self.was_ready
 
     @property
     def replica(self) -> tuple[Role, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.api.manifests import document
 
+from rlhf_api.contract.sandbox_server import CLAIMED
 from rlhf_api.manifest import spec_size
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.act import pod_client
@@ -763,7 +764,9 @@ def test_a_sandbox_is_replaced_by_two_calls_and_nothing_is_written_for_it(monkey
             monkeypatch.setattr(story.server, name, counting(name, getattr(story.server, name)))
         ended = {
             "name": "role",
-            "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"}},
+            "state": {
+                "terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z", "message": CLAIMED}
+            },
         }
         spent = bodies["job-sandbox-1"]
         status = {"phase": "Succeeded", "containerStatuses": [ended]}
