@@ -22,6 +22,7 @@ import socket
 import socketserver
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,8 @@ _GREETING_SECONDS, _LOOK_SECONDS = 10.0, 0.1
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 _EXIT_INVALID = 78
-_NOT_DUMPABLE = (4, 0)  # PR_SET_DUMPABLE
+_DUMPABLE = 4  # PR_SET_DUMPABLE
+_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -200,6 +202,18 @@ def variables() -> dict[str, str]:
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    # The kernel ends a command for lack of memory, and not the server: one that may be dumped may say so.
+    _PRCTL(_DUMPABLE, 1, 0, 0, 0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _end_when_asked() -> None:
+    """Ends this process at a SIGTERM of its kubelet, which is in no namespace of this pod, and at none of a command."""
+    while signal.sigwaitinfo((signal.SIGTERM,)).si_pid:
+        pass
+    os._exit(0)
 
 
 def main() -> None:
@@ -208,10 +222,11 @@ def main() -> None:
         reason = "must be the first process of its container: leave shareProcessNamespace and the like out"
         Path(given["RLHF_TERMINATION_LOG"]).write_text(reason)
         sys.exit(_EXIT_INVALID)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    threading.Thread(target=_end_when_asked, daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: None)  # a command's, which would end the pod with an error
     # Commands have this user too: they read neither the token in its variables nor its memory.
-    if ctypes.CDLL(None, use_errno=True).prctl(*_NOT_DUMPABLE, 0, 0, 0) != 0:
+    if _PRCTL(_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     server = Server(
         given["RLHF_HOST"], int(given["RLHF_PORT"]), given["RLHF_TOKEN"], given["RLHF_TERMINATION_LOG"]

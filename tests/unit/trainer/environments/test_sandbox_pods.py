@@ -85,9 +85,10 @@ def test_commands_meet_their_limits_and_the_next_one_runs(
         "echo kept > file; sleep 999 & echo started": Ran(0, "started\n"),
         "cat file; ls /proc | grep -c '^[0-9]'": Ran(0, "kept\n4\n"),  # the server, this shell, ls and grep
         "exec >&-; sleep 0.1; exit 4": Ran(4, ""),
-        "kill -INT 1; kill -KILL 1; kill -STOP 1; cat /proc/1/environ; echo $? ${RLHF_TOKEN-none}": Ran(
+        "kill -INT 1; kill -TERM 1; kill -KILL 1; kill -STOP 1; cat /proc/1/environ; echo $? ${RLHF_TOKEN-none}": Ran(
             0, "1 none\n"
         ),
+        "cat /proc/self/oom_score_adj; kill -TERM $$": Ran(128 + signal.SIGTERM, "1000\n"),
         "head -c 65537 /dev/zero": None,
         "bomb() { bomb | bomb & }; bomb; sleep 99": None,
         "for i in $(seq 300); do sleep 99 & done": Ran(2, ""),  # by the kernel, which lets it make no more
@@ -113,6 +114,8 @@ def test_commands_meet_their_limits_and_the_next_one_runs(
             assert await waiting == Ran(0, "")
             await sandbox.close()
             await asyncio.to_thread(ended_one, pods)
+            pods[0].server.terminate()  # as its kubelet does
+            assert await asyncio.to_thread(pods[0].process.wait) == 0
 
     asyncio.run(check())
 
