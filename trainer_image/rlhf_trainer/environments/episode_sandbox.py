@@ -48,6 +48,11 @@ class EpisodeSandbox(ABC):
         """The end of a command, which has so many seconds, and seven tenths of what its call has left at most. Raises
         SandboxLost."""
 
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """False once it was closed, or lost."""
+
     @abstractmethod
     async def close(self) -> None:
         """Ends it; so does the end of its episode."""
@@ -116,6 +121,10 @@ class PodSandbox(EpisodeSandbox):
             raise ValueError("no reply")
         return Ran(code, (await self._reader.readexactly(size)).decode(errors="replace"))
 
+    @property
+    def is_open(self) -> bool:
+        return not self._writer.is_closing()
+
     async def close(self) -> None:
         self._writer.close()
 
@@ -134,41 +143,55 @@ class FolderSandbox(EpisodeSandbox):
         limits = sandbox_limits(_MEGABYTES, math.ceil(seconds))
         return await run_at(Place(writable={WORK: self._folder}), command, limits, seconds, stdin)
 
+    @property
+    def is_open(self) -> bool:
+        return self._top.exists()
+
     async def close(self) -> None:
         await asyncio.to_thread(remove_folder, self._top)
 
 
-class OpenSandboxes:
-    """Of one episode, all of which end with it."""
+class OpenSandbox:
+    """Of one episode, which has one at a time, and which it ends with."""
 
     def __init__(self) -> None:
-        self._open, self._is_over = list[EpisodeSandbox](), False
+        self._sandbox: EpisodeSandbox | None = None
+        self._is_opening = self._is_over = False
 
-    async def add(self, sandbox: EpisodeSandbox) -> None:
-        """Raises SandboxLost where the episode has ended meanwhile."""
-        self._open.append(sandbox)
+    async def open(self) -> EpisodeSandbox:
+        """Raises RuntimeError where the episode has one, SandboxLost where it has ended meanwhile."""
+        if self._is_opening or (self._sandbox is not None and self._sandbox.is_open):
+            raise RuntimeError("an episode has one sandbox at a time: close the one that it has first")
+        self._is_opening = True
+        try:
+            self._sandbox = await _open()
+        finally:
+            self._is_opening = False
         if self._is_over:
             await self.close()
             raise SandboxLost("the episode has ended meanwhile")
+        return self._sandbox
 
     async def close(self) -> None:
         self._is_over = True
-        while self._open:
-            await self._open.pop().close()
+        if self._sandbox is not None:
+            await self._sandbox.close()
 
 
-OPEN: ContextVar[OpenSandboxes | None] = ContextVar("OPEN", default=None)
-"""Those of the episode that a task works on, if it does so."""
+OPEN: ContextVar[OpenSandbox | None] = ContextVar("OPEN", default=None)
+"""That of the episode that a task works on, if it does so."""
 
 
 async def open_sandbox() -> EpisodeSandbox:
     """A sandbox of this episode alone: a pod of `spec.sandbox`, in its image, or a folder of this machine where the
-    job has no pods. Raises SandboxLost where no pod comes, OSError."""
+    job has no pods. Raises RuntimeError where the episode has one already, SandboxLost where no pod comes, OSError."""
+    of_episode = OPEN.get()
+    return await (_open() if of_episode is None else of_episode.open())
+
+
+async def _open() -> EpisodeSandbox:
     path = os.environ.get(SOCKET)
-    sandbox: EpisodeSandbox = FolderSandbox() if path is None else await PodSandbox.claim(path)
-    if (of_episode := OPEN.get()) is not None:
-        await of_episode.add(sandbox)
-    return sandbox
+    return FolderSandbox() if path is None else await PodSandbox.claim(path)
 
 
 def _packed(files: Mapping[str, str | bytes | Path]) -> bytes:

@@ -23,9 +23,11 @@ from rlhf_api.field_types import READY_MADE
 from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.adapter import EpisodeOfClass
 from rlhf_trainer.environments.episode_sandbox import (
+    OPEN,
     SOCKET,
     EpisodeSandbox,
     FolderSandbox,
+    OpenSandbox,
     PodSandbox,
     SandboxLost,
     open_sandbox,
@@ -58,13 +60,18 @@ def pods(tmp_path: Path) -> Iterator[list[SandboxPod]]:
 
 @asynccontextmanager
 async def claims(
-    monkeypatch: pytest.MonkeyPatch, pods: list[SandboxPod], token: str = TOKEN, seconds: float = LONG
-) -> AsyncIterator[None]:
+    monkeypatch: pytest.MonkeyPatch,
+    pods: list[SandboxPod],
+    token: str = TOKEN,
+    seconds: float = LONG,
+    most: int = 99,
+) -> AsyncIterator[SandboxPods]:
     """The socket that workers claim these pods by."""
     monkeypatch.setenv(SOCKET, "")
     addresses = {str(i): pod.address for i, pod in enumerate(pods)}
-    await SandboxPods(token, seconds, lambda: addresses).start()
-    yield
+    made = SandboxPods(token, seconds, lambda: addresses, lambda: most)
+    await made.start()
+    yield made
 
 
 def test_what_runs_in_the_users_image_needs_no_more_than_python_3_8() -> None:
@@ -262,6 +269,67 @@ def test_a_worker_that_leaves_in_the_midst_of_what_it_says_leaves_no_pod_behind(
             await writer.drain()
             writer.close()
             await asyncio.to_thread(ended_one, pods)
+
+    asyncio.run(check())
+
+
+def test_workers_hold_one_pod_for_each_of_their_episodes_at_most(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, pods, most=1):
+            sandbox = await open_sandbox()
+            waiting = asyncio.ensure_future(open_sandbox())
+            assert await sandbox.run(("echo", "mine")) == Ran(0, "mine\n")
+            assert [bool(pod.log.read_text()) for pod in pods].count(True) == 1
+            await sandbox.close()
+            assert await (await waiting).run(("echo", "next")) == Ran(0, "next\n")
+        async with claims(monkeypatch, pods, seconds=0.1, most=0):
+            with pytest.raises(SandboxLost, match="as many sandboxes as it may, 0, one for each episode"):
+                await open_sandbox()
+
+    asyncio.run(check())
+
+
+def test_who_asks_for_a_pod_after_a_long_silence_waits_as_long_as_anyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, []) as made:
+            made._changed -= 2 * LONG
+            reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
+            assert json.loads(await reader.readline()) == {"waits": True}
+            writer.close()
+
+    asyncio.run(check())
+
+
+def test_an_address_that_another_pod_has_now_is_claimed_once(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a pod has ended, and the next one has its address before anybody tells of it."""
+
+    async def check() -> None:
+        async with claims(monkeypatch, [pods[0], pods[0]], seconds=0.1):
+            sandbox = await open_sandbox()
+            with pytest.raises(SandboxLost, match="no sandbox's pod was free"):
+                await open_sandbox()
+            assert await sandbox.run(("echo", "mine")) == Ran(0, "mine\n")
+
+    asyncio.run(check())
+
+
+def test_an_episode_has_one_sandbox_at_a_time() -> None:
+    async def check() -> None:
+        of_episode = OpenSandbox()
+        OPEN.set(of_episode)
+        first = await open_sandbox()
+        with pytest.raises(RuntimeError, match="an episode has one sandbox at a time: close"):
+            await open_sandbox()
+        await first.close()
+        second = await open_sandbox()
+        await of_episode.close()
+        assert not second.is_open
 
     asyncio.run(check())
 

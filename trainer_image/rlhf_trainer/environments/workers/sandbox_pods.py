@@ -33,14 +33,20 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class SandboxPods:
     """On one event loop. A pod has one episode, so each is asked once."""
 
-    def __init__(self, token: str, seconds: float, addresses: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        token: str,
+        seconds: float,
+        addresses: Callable[[], Mapping[str, str]],
+        most: Callable[[], int],
+    ) -> None:
         """`token`: of sandboxes; `seconds`: the longest time in which no pod comes; `addresses`: URLs of the pods that
-        serve now, by their uids."""
-        self._token, self._seconds, self._addresses = token, seconds, addresses
+        serve now, by their uids; `most`: number of pods that the workers may hold now."""
+        self._token, self._seconds, self._addresses, self._most = token, seconds, addresses, most
         self._tried, self._avoided = set[str](), dict[str, float]()
         self._present, self._changed = frozenset[str](), time.monotonic()
         """Uids of the pods there were at the last look, and when they changed, or one was claimed."""
-        self._connections = 0
+        self._connections = self._held = 0
         self._folder = tempfile.TemporaryDirectory()
 
     async def start(self) -> None:
@@ -51,6 +57,7 @@ class SandboxPods:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pod: Pair | None = None
+        began = time.monotonic()
         self._connections += 1
         try:
             if self._connections > MOST_CONNECTIONS:
@@ -60,13 +67,16 @@ class SandboxPods:
                 return
             while pod is None and not reader.at_eof():
                 pod = await self._claim_free()
-                if pod is not None or time.monotonic() > self._changed + self._seconds:
+                if pod is not None or time.monotonic() > max(began, self._changed) + self._seconds:
                     break
                 _send(writer, {"waits": True})
                 await writer.drain()
                 await asyncio.sleep(SIGN_SECONDS)
             if pod is None:
-                _send(writer, {"error": f"no sandbox's pod was free for {self._seconds:g} s (spec.sandbox)"})
+                reason = f"no sandbox's pod was free for {self._seconds:g} s (spec.sandbox)"
+                if self._held >= (most := self._most()):
+                    reason = f"this process has as many sandboxes as it may, {most}, one for each episode"
+                _send(writer, {"error": reason})
                 return
             _send(writer, {"claimed": True})
             ends = [asyncio.ensure_future(_copy(*pair)) for pair in ((reader, pod[1]), (pod[0], writer))]
@@ -77,11 +87,23 @@ class SandboxPods:
             pass
         finally:
             self._connections -= 1
+            self._held -= pod is not None
             for end in filter(None, (writer, pod and pod[1])):
                 end.close()
 
     async def _claim_free(self) -> Pair | None:
-        """A pod that was free, unless none was there."""
+        """A pod that was free, unless none was there, or the workers hold as many as they may."""
+        if self._held >= self._most():
+            return None
+        self._held += 1
+        pod = None
+        try:
+            pod = await self._claim_any()
+        finally:
+            self._held -= pod is None
+        return pod
+
+    async def _claim_any(self) -> Pair | None:
         while (uid := self._choose()) is not None:
             self._tried.add(uid)
             try:

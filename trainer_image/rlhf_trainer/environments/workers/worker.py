@@ -26,7 +26,7 @@ from ...process.limits import is_limit, limit_data
 from ...process.worker_pipes import take_pipes
 from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
 from ..call_clock import CLOCK, CallClock
-from ..episode_sandbox import OPEN, OpenSandboxes
+from ..episode_sandbox import OPEN, OpenSandbox
 from ..step import AgentStep, Step
 from ..turn_text import TurnText
 
@@ -52,7 +52,7 @@ class Episodes:
 
     def __init__(self, make: Callable[[], Episode]) -> None:
         self._make, self._open = make, dict[int, Episode]()
-        self._sandboxes = defaultdict[int, OpenSandboxes](OpenSandboxes)
+        self._sandboxes = defaultdict[int, OpenSandbox](OpenSandbox)
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to a call."""

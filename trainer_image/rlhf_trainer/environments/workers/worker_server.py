@@ -38,6 +38,7 @@ class WorkerServer:
         """The worker that has shown that the class can be imported, until somebody asks for one."""
         self._open = {False: 0, True: 0}
         """Number of connections, by whether their calls come one by one."""
+        self._connections = set[_Connection]()
 
     def application(self, prover: Prover) -> web.Application:
         """The application. Its start raises as `start_first`."""
@@ -49,9 +50,13 @@ class WorkerServer:
     def learn_sandboxes(self, addresses: dict[str, str]) -> None:
         self._addresses = addresses
 
+    def _count_episodes(self) -> int:
+        """Of the trainer, in all workers here: none has another's sandbox, nor do those of other processes."""
+        return sum(len(each.episodes) for each in self._connections)
+
     async def _first_worker(self, _app: web.Application) -> AsyncIterator[None]:
         if self._sandboxes is not None:
-            await SandboxPods(*self._sandboxes, lambda: self._addresses).start()
+            await SandboxPods(*self._sandboxes, lambda: self._addresses, self._count_episodes).start()
         self._spare, self._is_private = await start_first(self._section)
         yield
         if self._spare is not None:
@@ -65,11 +70,13 @@ class WorkerServer:
         socket = web.WebSocketResponse(heartbeat=TRAINER_SECONDS, max_msg_size=LONGEST_CALL, compress=False)
         connection = _Connection(socket, self.learn_sandboxes)
         starting = asyncio.ensure_future(self._start(one_by_one=one_by_one))
+        self._connections.add(connection)
         try:
             await socket.prepare(request)
             await connection.serve(starting)
         finally:
             self._open[one_by_one] -= 1
+            self._connections.discard(connection)
             starting.cancel()
             with suppress(asyncio.CancelledError, InvalidJob, WorkerEnded):
                 await (await starting).end("its connection was closed")
@@ -90,6 +97,8 @@ class _Connection:
     def __init__(self, socket: web.WebSocketResponse, learn: Callable[[dict[str, str]], None]) -> None:
         """`learn`: called with the sandboxes' addresses, by their uids."""
         self._socket, self._learn, self._running = socket, learn, set[asyncio.Task[None]]()
+        self.episodes = set[int]()
+        """Numbers of those that have begun, and not ended."""
 
     async def serve(self, starting: "asyncio.Future[Worker]") -> None:
         """Passes calls on until the connection is closed."""
@@ -130,11 +139,16 @@ class _Connection:
         def tell() -> None:
             self._begin(self._send({"id": number, "waits": True}))
 
+        if call["do"] == "reset":
+            self.episodes.add(call["episode"])
         try:
             await self._send({"id": number, "reply": await worker.call(call, seconds, tell)})
         except WorkerEnded as error:
             blame = {"blamed": error.blamed, "suspected": error.suspected}
             await self._send({"id": number, "ended": str(error), **blame})
+        finally:
+            if call["do"] == "end":
+                self.episodes.discard(call["episode"])
 
     async def _send(self, reply: Mapping[str, Any]) -> None:
         with suppress(ConnectionError):  # the trainer has left
