@@ -14,6 +14,7 @@ import json
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from urllib.parse import urlsplit
 
 PROOF = "/v1/proof"
@@ -50,10 +51,14 @@ class Prover:
 
     def admits(self, authorization: bytes) -> bool:
         """True for the header of a request with this process's key, or with the token itself: of release 0.1.0."""
-        keys = (_key(self.token, self._address, self.nonce), self.token)
+        keys = (self._key, self.token)
         return bool(self.token) and any(
             hmac.compare_digest(authorization, f"Bearer {key}".encode()) for key in keys
         )
+
+    @cached_property
+    def _key(self) -> str:
+        return _key(self.token, self._address, self.nonce)
 
     @property
     def _address(self) -> str:
