@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, compress
 from typing import Any
 
@@ -260,14 +260,20 @@ def texts(
 ) -> tuple[list[str], list[str]]:
     """The prompts and the responses as text, without special tokens, and without the stop string at the end."""
     prompts, responses, stops = list[str](), list[str](), StopStrings(tokenizer, stop)
+
+    @cache  # several responses have the same prompt
+    def text_of_prompt(prompt: tuple[int, ...]) -> str:
+        return continued_text(tokenizer, (), prompt)
+
     for prompt, response in _token_ids(sequences):
-        prompts.append(continued_text(tokenizer, (), prompt))
+        prompts.append(text_of_prompt(tuple(prompt)))
         responses.append(stops.text(prompt, response))
     return prompts, responses
 
 
 def _token_ids(sequences: Sequences) -> Iterator[tuple[list[int], list[int]]]:
     """Prompt and response of each sequence."""
-    for i, length in enumerate(sequences.prompt_lengths.tolist()):
-        row = sequences.row(i).tolist()
-        yield row[:length], row[length:]
+    rows = sequences.tokens.split(sequences.lengths.tolist())
+    for row, length in zip(rows, sequences.prompt_lengths.tolist(), strict=True):
+        tokens = row.tolist()
+        yield tokens[:length], tokens[length:]
