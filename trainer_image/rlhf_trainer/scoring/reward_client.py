@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,8 @@ class RewardClient:
     def begin(self, one: Sequences, row: Mapping[str, Any]) -> None:
         """Has the functions score a response that has ended, which a later batch will have. On any thread."""
         if self._functions is not None:
-            self._begun[_key(one, row)].append(self._send(one, row))
+            (key,) = _keys(one, [row])
+            self._begun[key].append(self._send(one, row))
 
     def forget_begun(self) -> None:
         """Forgets the responses that were begun and that no batch will have."""
@@ -163,8 +164,10 @@ class RewardClient:
         of_rows, questions = [rows[row] for row in waiting], list[Question]()
         try:
             if self._functions is not None:
-                ones = [batch.select(torch.tensor([i])) for i in range(len(batch))]
-                questions = [self._begun_or_sent(*each) for each in zip(ones, of_rows, strict=True)]
+                questions = [
+                    self._take_begun(key) or self._send(batch.select(torch.tensor([i])), row)
+                    for i, (key, row) in enumerate(zip(_keys(batch, of_rows), of_rows, strict=True))
+                ]
             if self._model is not None:
                 part, scorer = self._model
                 total += scorer.ask(batch, self._array, of_rows, add, part=part)
@@ -173,18 +176,18 @@ class RewardClient:
         except BaseException:
             self._begun.clear()
             raise
-        for i, question in enumerate(questions):
-            values, header = question.reply.result()
-            total[places(self._array, batch, torch.tensor([i]))] += values
+        replies = [question.reply.result() for question in questions]
+        if replies:
+            total += torch.cat([values for values, _ in replies])
+        for i, (_, header) in enumerate(replies):
             add([i], header)
         scores[places(self._array, sequences, index)] = total
         return failures
 
-    def _begun_or_sent(self, one: Sequences, row: Mapping[str, Any]) -> Question:
-        key = _key(one, row)
+    def _take_begun(self, key: bytes) -> Question | None:
         begun = self._begun.get(key)
         if not begun:
-            return self._send(one, row)
+            return None
         question = begun.popleft()
         if not begun:
             del self._begun[key]
@@ -199,15 +202,21 @@ class RewardClient:
             time.sleep(POLL_SECONDS)
 
 
-def _key(one: Sequences, row: Mapping[str, Any]) -> bytes:
-    """A digest of a prompt, its response and its row, by which a batch finds what was begun."""
-    digest = hashlib.blake2b(one.tokens.numpy().tobytes(), digest_size=16)
-    digest.update(f"{int(one.prompt_lengths)}/{json.dumps(row)}".encode())
-    if (
-        one.sampled is not None and not one.sampled.all()
-    ):  # a batch has flags where any of its responses needs them
-        digest.update(one.sampled.numpy().tobytes())
-    return digest.digest()
+def _keys(sequences: Sequences, rows: Rows) -> Iterator[bytes]:
+    """Digests of each prompt, its response and its row, by which a batch finds what was begun."""
+    tokens = sequences.tokens.split(sequences.lengths.tolist())
+    flags: Sequence[Tensor | None] = [None] * len(sequences)
+    if sequences.sampled is not None:
+        flags = sequences.sampled.split(sequences.after_lengths.tolist())
+    lengths = sequences.prompt_lengths.tolist()
+    for own, length, sampled, row in zip(tokens, lengths, flags, rows, strict=True):
+        digest = hashlib.blake2b(own.numpy().tobytes(), digest_size=16)
+        digest.update(f"{length}/{json.dumps(row)}".encode())
+        if (
+            sampled is not None and not sampled.all()
+        ):  # a batch has flags where any of its responses needs them
+            digest.update(sampled.numpy().tobytes())
+        yield digest.digest()
 
 
 def _first(failures: Mapping[int, str]) -> str:
