@@ -3,9 +3,10 @@ trainer's own client, with a judge that does nothing but wait.
 
     .venv/bin/python benchmarks/trainer/judge.py [--responses 512] [--tokens 8000] [--seconds 5] [--concurrency 64]
 
-One JSON line for each case: seconds from the end of generation until the last score, the shortest possible, and the
-ratio. `at once`: all responses end together. `as they end`: one by one, over as long as the judge needs for all, and
-each is sent when it ends. `after all`: the same, but none is sent before the last has ended.
+One JSON line for each case: seconds from the end of generation until the last score, the shortest possible, the ratio,
+and the processor time of both sides for a response, in milliseconds. `at once`: all responses end together. `as they
+end`: one by one, over as long as the judge needs for all, each sent when it ends. `after all`: the same, but none
+is sent before the last has ended.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from rlhf_trainer.dispatch.roster import Roster
 from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.ranks.ranks import Message
 from rlhf_trainer.scoring.call_queue import MOST_PER_CALL
-from rlhf_trainer.scoring.client import Scorer
+from rlhf_trainer.scoring.client import AHEAD, Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
 from rlhf_trainer.scoring.reward_client import RewardClient
 from rlhf_trainer.scoring.rewards import Function, Functions
@@ -113,7 +114,7 @@ def main() -> None:
             chunk_tokens=1,
             timeout=600.0,
             patience=600.0,
-            at_once=concurrency * MOST_PER_CALL,
+            at_once=AHEAD * concurrency * MOST_PER_CALL,
             most_joined=options.joined,
         )
         client = RewardClient(
@@ -133,7 +134,7 @@ def main() -> None:
                 Sequences.pack([(PROMPT, r) for r in responses]),
                 [{"i": i} for i in range(count)],
             )
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             for end, response, row in zip(ends, responses, rows, strict=True):
                 time.sleep(max(0.0, began + end - time.perf_counter()))
                 if case != "after all":
@@ -143,6 +144,7 @@ def main() -> None:
             waited = time.perf_counter() - generated
             best = shortest(ends, seconds, concurrency) - ends[-1]
             line = {"case": case, "waited": waited, "shortest": best, "ratio": waited / best}
+            line["processor_ms"] = 1e3 * (time.process_time() - used) / count
             print(
                 json.dumps({k: v if isinstance(v, str) else round(v, 3) for k, v in line.items()}), flush=True
             )

@@ -134,13 +134,14 @@ def _client(
     patience: float,
 ) -> RewardClient:
     """`functions`: their part of a message, and how many calls of one a member makes at once; it gets as many responses
-    as these can take, in messages of as many as a call has. `model`: the part that computes."""
+    as these can take, and as many to go on with, in messages of as many as a call has. `model`: the part that
+    computes."""
     assert ctx.services is not None
     roster = ctx.services.roster
     return RewardClient(
         array,
         functions=functions
-        and (functions[0], scorer(ctx, Role.REWARD, functions[1] * MOST_PER_CALL, MOST_PER_CALL)),
+        and (functions[0], scorer(ctx, Role.REWARD, AHEAD * functions[1] * MOST_PER_CALL, MOST_PER_CALL)),
         model=(model, scorer(ctx, Role.REWARD)) if model else None,
         max_failed_share=ctx.spec.reward.max_failed_share,
         patience=patience,

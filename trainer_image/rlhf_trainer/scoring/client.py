@@ -24,7 +24,7 @@ from ..process import faults, progress
 from ..tensors.batches import plan
 from ..tensors.records import Sequences
 from ..transport.http import HttpClient
-from .joined import JoiningClient
+from .joined import MOST_TO_QUICK, JoiningClient
 from .messages import places
 from .questions import DTYPES, PAUSE_SECONDS, Question, QuestionClient, Reply
 
@@ -72,14 +72,16 @@ class Scorer:
     ) -> None:
         """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a message, seconds; `patience`:
         seconds to wait for a member that responds; `at_once`: questions of a member at once; `most_joined`: how many of
-        them, of one response each, are sent as one message; `report` sets the activity while no member responds; `left`
-        is told of each change in the number of responses without a reply."""
+        them, of one response each, are sent as one message, to a member that replies quickly up to MOST_TO_QUICK;
+        `report` sets the activity while no member responds; `left` is told of each change in the number of responses
+        without a reply."""
         self._role, self._http, self._roster = role, http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
         self._at_once, self._report, self._left = at_once, report, left
         self._told_left = 0
         client = QuestionClient(http, route)
-        self._client = client if most_joined == 1 else JoiningClient(client, most_joined)
+        to_quick = min(MOST_TO_QUICK, at_once // AHEAD)
+        self._client = client if most_joined == 1 else JoiningClient(client, most_joined, to_quick)
         # All of this is the event loop's.
         self._open = dict[int, Question]()
         self._round: Dispatch[Question, None] | None = None

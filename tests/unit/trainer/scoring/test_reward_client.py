@@ -156,6 +156,19 @@ def test_responses_that_end_together_are_one_message_and_get_what_each_would_get
     assert sorted(job.asked[8:]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize(("quick", "size"), [(0.0, 2), (120.0, 8)])
+def test_a_full_message_is_sent_at_once_and_larger_to_a_member_that_replies_quickly(
+    job, monkeypatch, quick, size
+):
+    monkeypatch.setattr("rlhf_trainer.scoring.joined.WINDOW_SECONDS", 3600.0)
+    monkeypatch.setattr("rlhf_trainer.scoring.joined.QUICK_SECONDS", quick)
+    monkeypatch.setattr("rlhf_trainer.scoring.client.MOST_TO_QUICK", 8)
+    client = job.client(most_joined=2)
+    client.ask(SEQUENCES.select(torch.tensor([0, 1])), ROWS[:2])
+    assert client.ask(SEQUENCES, ROWS).tolist() == list(range(8))
+    assert [*map(len, job.asked)] == [2, *[size] * (8 // size)]
+
+
 def test_a_message_that_fails_is_sent_again_as_one_for_each_response(job, monkeypatch):
     monkeypatch.setattr("rlhf_trainer.scoring.questions.PAUSE_SECONDS", 0.01)
 
@@ -177,7 +190,7 @@ def test_a_response_that_is_given_up_leaves_the_others_of_its_message_their_repl
     (member,) = job.control._membership.members
 
     async def ask() -> None:
-        client = JoiningClient(QuestionClient(job._http, SCORE_ROUTE), 8)
+        client = JoiningClient(QuestionClient(job._http, SCORE_ROUTE), 8, 8)
         asking = [asyncio.create_task(client.ask(member, each, lambda: None)) for each in (first, second)]
         while not job.asked:
             await asyncio.sleep(0.01)
