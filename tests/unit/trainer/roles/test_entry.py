@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests.support.forked.forks import ended, fork, torchrun
+from tests.support.tiny.models import small_llama
 
 from rlhf_api.contract.run import EXIT_INVALID, EXIT_SUSPENDED
 from rlhf_api.roles import Role
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.process import termination
 from rlhf_trainer.process.role import run_role
 from rlhf_trainer.roles import trainer
@@ -187,7 +189,8 @@ def test_libraries_bring_no_others_which_a_job_may_still_import(tmp_path):
 def import_optional() -> None:
     """In a process that has imported all roles."""
     assert "deepspeed" in sys.modules
-    importlib.import_module("rlhf_trainer.models.adapter")
+    adapter = importlib.import_module("rlhf_trainer.models.adapter")
+    adapter.Adapter(small_llama(), Lora(rank=2), 0, "base")  # PEFT imports some when it makes one
     for optional in ("mlflow", "bitsandbytes"):
         assert optional not in sys.modules
         importlib.import_module(optional)
