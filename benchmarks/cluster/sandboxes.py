@@ -29,7 +29,7 @@ from tests.support.sandbox_pod import sandbox_pod
 
 from rlhf_operator.job.names import JOB, ROLE
 from rlhf_trainer.environments.episode_sandbox import open_sandbox
-from rlhf_trainer.environments.workers.sandbox_pods import SandboxPods
+from rlhf_trainer.environments.workers.sandbox_pods import Sandboxes, SandboxPods
 
 LOOK_SECONDS = 0.1
 
@@ -40,7 +40,7 @@ async def time_claims(count: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         pods = [stack.enter_context(sandbox_pod(Path(folder, str(i)), "token")) for i in range(count)]
         addresses = {str(i): pod.address for i, pod in enumerate(pods)}
-        await SandboxPods("token", 60, lambda: addresses, lambda: len(addresses)).start()
+        await SandboxPods("token", 60, lambda: Sandboxes(addresses), lambda: len(addresses)).start()
         for _ in pods:
             began = time.perf_counter()
             sandbox = await open_sandbox()

@@ -23,7 +23,7 @@ NAMES = {
         *("Columns", "ComputeFn", "Loss", "LossFn", "MicroBatch", "OpContext", "Sequences"),
         *("pad", "response_mask", "sequence_sums", "to_tokens"),
         *("EpisodeReplayBuffer", "Ran", "Run", "Step", "Tracker", "run_in_sandbox"),
-        *("EpisodeSandbox", "SandboxLost", "open_sandbox"),
+        *("EpisodeSandbox", "SandboxExhausted", "SandboxLost", "open_sandbox"),
     },
 }
 """A name that goes breaks the code of users."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .environments.episode_sandbox import EpisodeSandbox, SandboxLost, open_sandbox
+    from .environments.episode_sandbox import EpisodeSandbox, SandboxExhausted, SandboxLost, open_sandbox
     from .environments.sandboxed import Ran, run_in_sandbox
     from .environments.step import Step
     from .metrics.builtin_trackers import Run, Tracker
@@ -29,6 +29,7 @@ __all__ = [
     "OpContext",
     "Ran",
     "Run",
+    "SandboxExhausted",
     "SandboxLost",
     "Sequences",
     "Step",
@@ -41,7 +42,7 @@ __all__ = [
     "to_tokens",
 ]
 _NAMES = {
-    "environments.episode_sandbox": ("EpisodeSandbox", "SandboxLost", "open_sandbox"),
+    "environments.episode_sandbox": ("EpisodeSandbox", "SandboxExhausted", "SandboxLost", "open_sandbox"),
     "environments.sandboxed": ("Ran", "run_in_sandbox"),
     "environments.step": ("Step",),
     "metrics.builtin_trackers": ("Run", "Tracker"),

@@ -152,6 +152,8 @@ class Membership(Report):
     members: tuple[Member, ...] = ()
     unplaced: tuple[Role, ...] = ()
     """Roles of processes that are wanted and have no node, which they may never get; one for each process."""
+    exhausted: tuple[str, ...] = ()
+    """Uids of sandboxes that have just ended, as their commands used up the memory or the disk that they may."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of ends that are not the pod's own, for servers that have no DisruptionTarget condition."""
+OUT_OF_MEMORY = "OOMKilled"
+"""Reason of a container that went beyond its limit of memory."""
 LOST = ("ContainerStatusUnknown", "Unknown")
 """Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 NODE_UNREACHABLE = "NodeUnreachable"
@@ -76,7 +78,7 @@ def read_end(
         code, description, last_lines = _failed_init(status) or (SIGTERMED, description, "")
         return Ended(at, code, description, disrupted, reason, last_lines)
     code = end.get("exitCode", SIGTERMED)
-    how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
+    how = exit_words(code) if end.get("reason") != OUT_OF_MEMORY else "ran out of memory (OOMKilled)"
     if reason:
         how += f" ({': '.join(filter(None, (reason, message)))})"
     last_lines = _last_lines(end)

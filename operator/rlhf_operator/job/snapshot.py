@@ -1,5 +1,6 @@
 """A job and its pods, parsed from the API server's objects for the planner; pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.roles import Role
 
 from ..status.condition import own_conditions
+from ..supervision.exit_reasons import BEYOND_LIMIT
 from ..supervision.process_state import Ended
 from .baseline import as_object
 from .names import (
@@ -31,6 +33,7 @@ from .names import (
 )
 from .pod_resources import claims, devices
 from .pod_status import (
+    OUT_OF_MEMORY,
     OVER,
     Body,
     has_kubelet_confirmed_end,
@@ -165,6 +168,13 @@ class Pod:
         if self.role is not Role.SANDBOX or self.ended is None:
             return False
         return self.ended.log == CLAIMED or self.was_ready
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if it was a sandbox, and what its commands took of memory or disk has ended it: no fault of its node."""
+        if self.role is not Role.SANDBOX or self.ended is None or self.ended.disrupted:
+            return False
+        return self.ended.cause == OUT_OF_MEMORY or bool(re.search(BEYOND_LIMIT, self.ended.reason))
 
     @property
     def replica(self) -> tuple[Role, int]:

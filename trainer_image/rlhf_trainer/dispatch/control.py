@@ -1,6 +1,7 @@
 """The trainer's control API: status, membership, and requests to checkpoint or stop."""
 
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from rlhf_api.roles import HEALTH, LIVE_SECONDS, PROGRESS, Role
 
 from ..process import progress
 
+MOST_EXHAUSTED = 256
+"""Of sandboxes that have ended, whose episodes ask for the reason within seconds."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -58,6 +61,7 @@ class Control:
         self._lock = threading.Lock()
         self._status = TrainerStatus(activity=STARTING, total_steps=total_steps)
         self._membership = Membership()
+        self._exhausted = deque[str](maxlen=MOST_EXHAUSTED)
         self._was_reported = threading.Event()
         self.membership_changed = threading.Event()
         self.stop_requested = threading.Event()
@@ -94,6 +98,19 @@ class Control:
         with self._lock:
             return {m.uid: m for m in self._membership.members if m.role is role}
 
+    @property
+    def exhausted(self) -> frozenset[str]:
+        """Uids of the sandboxes that have ended last by what their commands took."""
+        with self._lock:
+            return frozenset(self._exhausted)
+
+    def learn(self, membership: Membership) -> None:
+        """Takes the membership that the host tells."""
+        with self._lock:
+            self._membership = membership
+            self._exhausted += [uid for uid in membership.exhausted if uid not in self._exhausted]
+        self.membership_changed.set()
+
     async def serve(self, host: str, prover: Prover) -> web.AppRunner:
         """Starts the server at an address of this machine. Raises OSError where the port is taken."""
         app = web.Application(middlewares=[token_required(prover)])
@@ -124,9 +141,7 @@ class Control:
             membership = Membership.model_validate_json(await request.read())
         except ValidationError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
-        with self._lock:
-            self._membership = membership
-        self.membership_changed.set()
+        self.learn(membership)
         return web.json_response({"members": len(membership.members)})
 
     async def _post_stop(self, _request: web.Request) -> web.Response:

@@ -44,6 +44,11 @@ class Roster:
         """All members of a role by uid, draining ones included, as last pushed by the host."""
         return {uid: m for uid, m in self._control.present(role).items() if self._knows(m)}
 
+    @property
+    def exhausted(self) -> frozenset[str]:
+        """As `Control.exhausted`."""
+        return self._control.exhausted
+
     def answering(self, role: Role) -> list[Member]:
         """As `find_answering`, on any other thread than the client's."""
         return self._http.run(self.find_answering(role))

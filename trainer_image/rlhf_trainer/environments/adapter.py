@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlhf_api.host.printing import write_line
 from ..process.limits import is_limit
 from ..process.numbers import finite_number
 from .arguments import bind_arguments
-from .episode_sandbox import SandboxLost
+from .episode_sandbox import SandboxExhausted, SandboxLost
 from .step import Step
 from .tool_calls import ToolCall, parse_calls
 from .turn_text import TurnText
@@ -107,8 +108,17 @@ class EpisodeOfClass:
         return Opening(messages=messages)
 
     async def step(self, turn: TurnText) -> Step:
-        """The reply to a turn. Tools that it calls are run; the model reads what they return or raise. Raises Unfit for
-        no valid reply."""
+        """The reply to a turn. Tools that it calls are run; the model reads what they return or raise. An episode whose
+        commands have exhausted its sandbox ends. Raises Unfit for no valid reply."""
+        try:
+            return await self._step(turn)
+        except SandboxExhausted as error:
+            write_line(f"an episode ends: {error}", sys.stderr)
+        with suppress(SandboxExhausted):
+            return Step(reward=0.0 if self._native else await self._reward(), done=True)
+        return Step(done=True)
+
+    async def _step(self, turn: TurnText) -> Step:
         if self._tools and (calls := parse_calls(turn.raw)):
             return Step([await self._called(call) for call in calls])
         if not self._native:
@@ -160,7 +170,7 @@ class EpisodeOfClass:
                 "content": _valid(made) if isinstance(made, str) else json.dumps(made, default=str)
             }
         except Exception as error:
-            if is_limit(error) or isinstance(error, SandboxLost):
+            if is_limit(error) or isinstance(error, SandboxLost | SandboxExhausted):
                 raise
             return reply | {"content": _error(f"{type(error).__name__}: {error}")}
 

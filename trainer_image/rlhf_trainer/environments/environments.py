@@ -30,7 +30,7 @@ from .record import Turn, turns_of
 from .rendering import Rendering
 from .workers.interface import WorkerEnded, Workers
 from .workers.pool import WorkerPool
-from .workers.role_workers import RoleWorkers, addresses_of
+from .workers.role_workers import RoleWorkers, sandboxes_of
 from .workers.sandbox_pods import SandboxPods
 
 log = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ async def start_environments(
     elif members is not None and spec.sandbox is not None:
         token, roster = role_token(members[0], Role.SANDBOX), members[1]
         seconds = spec.sandbox.startup_timeout_seconds
-        await SandboxPods(token, seconds, partial(addresses_of, roster), lambda: most).start()
+        await SandboxPods(token, seconds, partial(sandboxes_of, roster), lambda: most).start()
     await pool.start()
     stops = StopStrings(tokenizer, spec.sampling.stop)
     return Environments(section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool)

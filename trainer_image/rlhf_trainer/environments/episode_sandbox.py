@@ -2,7 +2,8 @@
 machine, in which each command is a sandbox of its own. Imports no torch.
 
 `open_sandbox` connects to the socket that SOCKET names: `{"waits": true}` comes as long as no pod is free, then
-`{"error": reason}`, or `{"claimed": true}` and from there on what the pod's server sends (`sandbox_server`).
+`{"error": reason}`, or `{"claimed": true}` and from there on what the pod's server sends (`sandbox_server`),
+and last `{"exhausted": true}` where the pod has ended by what its commands took.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ _HANG_SECONDS = 20.0
 _UNPACK = 'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall(sys.argv[1])'
 
 
+_EXHAUSTED = "commands have used up the memory or the disk of the sandbox's pod"
 _GARBAGE = ValueError | KeyError | TypeError | OverflowError | RecursionError
 """Errors over what is no reply."""
 
@@ -40,13 +43,20 @@ class SandboxLost(OSError):
     """A sandbox has ended before its episode, or there was none: the episode may be played again in another one."""
 
 
+class SandboxExhausted(Exception):
+    """Commands have used up the memory or the disk of their sandbox, which has ended so: their own doing. Where a
+    `step` lets it through, the episode ends with the rewards so far."""
+
+
 class EpisodeSandbox(ABC):
     """Of one episode, whose files stay from one command to the next; a command's processes end with it."""
+
+    is_exhausted = False
 
     @abstractmethod
     async def run(self, command: Sequence[str], stdin: str | bytes = "", *, seconds: float = 60) -> Ran:
         """The end of a command, which has so many seconds, and seven tenths of what its call has left at most. Raises
-        SandboxLost."""
+        SandboxLost, and SandboxExhausted where an earlier one has ended the sandbox."""
 
     @property
     @abstractmethod
@@ -63,6 +73,8 @@ class EpisodeSandbox(ABC):
         for top in ("/", "."):
             mine = {name: file for name, file in files.items() if name.startswith("/") == (top == "/")}
             ran = await self.run(("python3", "-I", "-S", "-c", _UNPACK, top), _packed(mine)) if mine else None
+            if self.is_exhausted:
+                raise SandboxExhausted(_EXHAUSTED)
             if ran is not None and ran.code != 0:
                 raise OSError(f"{', '.join(mine)} cannot be written in the sandbox (exit code {ran.code})")
 
@@ -94,6 +106,8 @@ class PodSandbox(EpisodeSandbox):
         if len(data) > LONGEST_STDIN:
             raise ValueError(f"a command's input has at most {LONGEST_STDIN} bytes; got {len(data)}")
         async with self._turns, going_on():
+            if self.is_exhausted:
+                raise SandboxExhausted(_EXHAUSTED)
             left = seconds_left()
             request = {
                 "command": [*command],
@@ -103,8 +117,9 @@ class PodSandbox(EpisodeSandbox):
             line = json.dumps(request).encode() + b"\n"
             try:
                 async with asyncio.timeout(min(seconds + _HANG_SECONDS, LAST_SHARE * left)):
-                    self._writer.write(line + data)
-                    await self._writer.drain()
+                    with suppress(ConnectionError):  # it has ended, and may have said why
+                        self._writer.write(line + data)
+                        await self._writer.drain()
                     return await self._reply()
             except BaseException as error:
                 self._writer.close()  # what comes next would be this command's
@@ -116,6 +131,10 @@ class PodSandbox(EpisodeSandbox):
     async def _reply(self) -> Ran:
         """Raises one of _GARBAGE for what no server of ours sends: a command may be root in its pod."""
         reply = await _line(self._reader)
+        if "exhausted" in reply:
+            self.is_exhausted = True
+            self._writer.close()
+            return Ran(None, "")
         code, size = reply["code"], int(reply["output"])
         if size > LONGEST_OUTPUT or not (code is None or isinstance(code, int)):
             raise ValueError("no reply")

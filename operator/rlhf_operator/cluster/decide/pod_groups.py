@@ -208,4 +208,5 @@ def membership(groups: PodGroups, spec: Spec) -> Membership:
     return Membership(
         members=tuple(sorted(members, key=lambda m: (m.name, m.uid))),
         unplaced=tuple(sorted(role for role, _ in required - there if role is not Role.TRAINER)),
+        exhausted=tuple(sorted(pod.uid for pod in groups.pods if pod.is_exhausted)),
     )

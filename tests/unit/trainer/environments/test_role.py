@@ -110,7 +110,7 @@ class Roles:
 
     def add(self, member: Member) -> None:
         self._members.append(member)
-        self.control._membership = Membership(members=tuple(self._members))
+        self.control.learn(Membership(members=tuple(self._members)))
 
     async def close(self) -> None:
         await self.client.close()
@@ -206,7 +206,12 @@ def test_its_episodes_have_the_sandboxes_that_the_trainer_tells_of(tmp_path: Pat
                 await resetting
                 reply = await worker.call(say("cat row.txt; echo $PPID"), LONG)
                 assert reply["messages"][0]["content"] == "0: later1\n"
-            await until(lambda: pod.process.poll() == 0)
+                stepping = asyncio.ensure_future(worker.call(say("sleep 99"), LONG))
+                await until(lambda: len(pod.server.children(recursive=True)) > 1)
+                pod.kill()
+                made.control.learn(Membership(exhausted=("s",)))
+                made.control.learn(Membership())  # at once, as its pod is deleted
+                assert (await stepping)["messages"][0]["content"] == "None: "
 
     asyncio.run(play())
 
@@ -333,7 +338,7 @@ def test_a_process_that_takes_no_connection_is_asked_less_and_less(
     async def play() -> None:
         with HttpClient(TOKEN) as http:
             made = Roles(tmp_path, http, section("Guess"))
-            made.control._membership = Membership(members=(member,))
+            made.control.learn(Membership(members=(member,)))
             async with aiohttp.ClientSession() as made.client._session:
                 for second in range(240):
                     now[0] = float(second)

@@ -29,13 +29,14 @@ from rlhf_trainer.environments.episode_sandbox import (
     FolderSandbox,
     OpenSandbox,
     PodSandbox,
+    SandboxExhausted,
     SandboxLost,
     open_sandbox,
 )
 from rlhf_trainer.environments.program.process import AgentProcess
 from rlhf_trainer.environments.turn_text import TurnText
 from rlhf_trainer.environments.workers.pool import WorkerPool
-from rlhf_trainer.environments.workers.sandbox_pods import SandboxPods
+from rlhf_trainer.environments.workers.sandbox_pods import Sandboxes, SandboxPods
 from rlhf_trainer.extend import Ran
 
 pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
@@ -66,10 +67,11 @@ async def claims(
     seconds: float = LONG,
     most: int = 99,
 ) -> AsyncIterator[SandboxPods]:
-    """The socket that workers claim these pods by."""
+    """The socket that workers claim these pods by, of whose ends nobody tells the cause."""
+    monkeypatch.setattr("rlhf_trainer.environments.workers.sandbox_pods.CAUSE_SECONDS", 0.0)
     monkeypatch.setenv(SOCKET, "")
     addresses = {str(i): pod.address for i, pod in enumerate(pods)}
-    made = SandboxPods(token, seconds, lambda: addresses, lambda: most)
+    made = SandboxPods(token, seconds, lambda: Sandboxes(addresses), lambda: most)
     await made.start()
     yield made
 
@@ -175,6 +177,45 @@ def test_an_episode_whose_pod_ends_fails_and_its_next_life_has_another(
     asyncio.run(check())
 
 
+def test_an_episode_whose_commands_exhaust_its_pod_ends_with_the_rewards_so_far(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is known a while after its end; the next command is refused, or the turn's only one had no exit code."""
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods[:1]) as made, pool("Boxed") as workers:
+            monkeypatch.undo()  # there is a cause
+            worker = await workers.free()
+            await worker.call(reset(text=""), LONG)
+            stepping = asyncio.ensure_future(worker.call(say("sleep 99"), LONG))
+            while not any(each.name() == "sleep" for each in pods[0].server.children(recursive=True)):
+                await asyncio.sleep(0.01)
+            pods[0].kill()
+            made._pods = lambda: Sandboxes({}, frozenset(["0"]))
+            assert (await stepping)["messages"][0]["content"] == "None: "
+            reply = await worker.call(say("echo again"), LONG)
+            assert (reply["done"], reply["reward"]) == (True, 0.0)
+
+    asyncio.run(check())
+
+
+def test_a_sandbox_that_was_exhausted_between_commands_says_so_and_takes_no_files(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with claims(monkeypatch, pods[:1]) as made:
+            sandbox = await open_sandbox()
+            made._pods = lambda: Sandboxes({}, frozenset(["0"]))
+            pods[0].kill()
+            with pytest.raises(SandboxExhausted, match="used up the memory or the disk"):
+                await sandbox.write({"file": "text"})
+            with pytest.raises(SandboxExhausted):
+                await sandbox.run(("true",))
+            assert not sandbox.is_open
+
+    asyncio.run(check())
+
+
 def test_a_pod_that_is_anothers_or_not_there_is_no_ones_and_the_wait_ends_with_the_reason(
     pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +247,21 @@ def test_a_tool_without_its_sandbox_is_no_error_that_the_policy_reads() -> None:
     call = '<tool_call>{"name": "read_file", "arguments": {}}</tool_call>'
     with pytest.raises(SandboxLost, match="gone"):
         asyncio.run(EpisodeOfClass(Lost, {}).step(TurnText(call, call)))
+
+
+def test_a_tool_that_exhausts_its_sandbox_ends_the_episode_with_the_reward_of_the_class() -> None:
+    class Exhausts:
+        reward = 0.5
+
+        def reset(self) -> None: ...
+
+        def read_file(self) -> str:
+            """Reads."""
+            raise SandboxExhausted("used up")
+
+    call = '<tool_call>{"name": "read_file", "arguments": {}}</tool_call>'
+    step = asyncio.run(EpisodeOfClass(Exhausts, {}).step(TurnText(call, call)))
+    assert (step.done, step.reward) == (True, 0.5)
 
 
 def test_a_program_in_namespaces_of_its_own_claims_one_too(

@@ -48,8 +48,8 @@ WORKER_ROUTE = "/v1/worker"
 """Of the role's server: a WebSocket for each worker, which lives as long as it is open; `?oneByOne=1`: with calls one
 by one. The server begins with `{"schemas": ...}`, or `{"invalid": reason}` or `{"ended": reason}` where none can start.
 A call is `{"id", "seconds", "call"}`; it is answered with `{"id", "reply"}` or `{"id", "ended", "blamed",
-"suspected"}`, as a WorkerEnded, and before that with `{"id", "waits"}` while it waits for others. `{"sandboxes"}` tells
-the URLs of all sandboxes, by their uids."""
+"suspected"}`, as a WorkerEnded, and before that with `{"id", "waits"}` while it waits for others. `{"sandboxes",
+"exhausted"}` tells the URLs of all sandboxes, by their uids, and the uids of those that their commands have ended."""
 HEARTBEAT_SECONDS, TRAINER_SECONDS = 20.0, 60.0
 """Interval at which the trainer asks a connection for a sign of life, and at which the role's process does; half of it
 without a reply ends it."""

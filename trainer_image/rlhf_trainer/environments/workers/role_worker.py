@@ -18,6 +18,7 @@ from ...process.process_groups import LONGEST_LINE, START_SECONDS
 from ..adapter import Unfit
 from .interface import HEARTBEAT_SECONDS, WORKER_ROUTE, WorkerEnded
 from .replies import check_reply
+from .sandbox_pods import Sandboxes
 
 CONNECT_SECONDS = 5.0
 """Deadline of a process of the role to take a connection."""
@@ -40,7 +41,7 @@ class RoleWorker:
         self._replied = time.monotonic()
         """Time of the last reply to a call, or of the last sign that one waits for others."""
         self._reading: asyncio.Future[None] | None = None
-        self._sandboxes: Mapping[str, str] = {}
+        self._sandboxes = Sandboxes({})
         """Those that its process was told of."""
 
     @classmethod
@@ -92,13 +93,14 @@ class RoleWorker:
             return {"error": str(error)}
         return answer
 
-    async def tell_sandboxes(self, addresses: Mapping[str, str]) -> None:
+    async def tell_sandboxes(self, sandboxes: Sandboxes) -> None:
         """Tells its process of the sandboxes there are, if that is news."""
-        if addresses == self._sandboxes:
+        if sandboxes == self._sandboxes:
             return
-        self._sandboxes = addresses
+        self._sandboxes = sandboxes
+        news = {"sandboxes": sandboxes.addresses, "exhausted": sorted(sandboxes.exhausted)}
         with suppress(ConnectionError):
-            await self._socket.send_str(json.dumps({"sandboxes": addresses}, separators=(",", ":")))
+            await self._socket.send_str(json.dumps(news, separators=(",", ":")))
 
     async def end(self, reason: str) -> None:
         """Closes the connection, which ends the worker."""

@@ -18,6 +18,7 @@ from ...dispatch.roster import Roster, Stopped
 from ...process import progress
 from ...transport.keys import Keys
 from .role_worker import CONNECT_SECONDS, RoleWorker
+from .sandbox_pods import Sandboxes
 from .starting import Starting
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,11 @@ POLL_SECONDS = 0.2
 _UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
 
 
-def addresses_of(roster: Roster) -> dict[str, str]:
-    """URLs of the sandboxes that serve, by their uids."""
+def sandboxes_of(roster: Roster) -> Sandboxes:
     members = roster.present(Role.SANDBOX).items()
-    return {uid: member.address for uid, member in members if not member.draining}
+    exhausted = roster.exhausted  # after the members: none that has left lacks its cause
+    addresses = {uid: member.address for uid, member in members if not member.draining}
+    return Sandboxes(addresses, exhausted)
 
 
 class RoleWorkers:
@@ -118,9 +120,9 @@ class RoleWorkers:
     async def _tell_sandboxes(self) -> None:
         """Tells the role's processes which sandboxes there are: they reach nobody who could."""
         while True:
-            addresses = addresses_of(self._roster)
+            sandboxes = sandboxes_of(self._roster)
             for worker in [each for kind in self._workers.values() for each in kind.workers if each.lives]:
-                await worker.tell_sandboxes(addresses)
+                await worker.tell_sandboxes(sandboxes)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _keep(self, session: aiohttp.ClientSession) -> None:

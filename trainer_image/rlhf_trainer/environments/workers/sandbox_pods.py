@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rlhf_api.contract.proof import PROOF_BYTES, key_of, new_nonce
@@ -21,13 +22,29 @@ from ..episode_sandbox import SOCKET
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS, SIGN_SECONDS, AVOID_SECONDS = 5.0, 0.5, 5.0
+CONNECT_SECONDS, SIGN_SECONDS, AVOID_SECONDS, LOOK_SECONDS = 5.0, 0.5, 5.0, 0.1
 """Deadline of a claim; interval of signs to who waits for one, and of looks for a free pod; time for which a pod that
-did not answer is left alone."""
+did not answer is left alone; interval of looks for the cause of a pod's end."""
 MOST_CONNECTIONS = 4096
 """From workers at once: each is an open file of this process."""
 _PIECE = 64 << 10
+CAUSE_SECONDS = 15.0
+"""Time in which it is known why a pod has ended: its kubelet tells the API server, and the operator the trainer."""
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Sandboxes(NamedTuple):
+    """Pods as the trainer knows them: URLs of those that serve, by their uids; uids of those that have ended by what
+    their commands took."""
+
+    addresses: Mapping[str, str]
+    exhausted: frozenset[str] = frozenset()
+
+
+class _Claimed(NamedTuple):
+    uid: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class SandboxPods:
@@ -37,12 +54,12 @@ class SandboxPods:
         self,
         token: str,
         seconds: float,
-        addresses: Callable[[], Mapping[str, str]],
+        pods: Callable[[], Sandboxes],
         most: Callable[[], int],
     ) -> None:
-        """`token`: of sandboxes; `seconds`: the longest time in which no pod comes; `addresses`: URLs of the pods that
-        serve now, by their uids; `most`: number of pods that the workers may hold now."""
-        self._token, self._seconds, self._addresses, self._most = token, seconds, addresses, most
+        """`token`: of sandboxes; `seconds`: the longest time in which no pod comes; `pods`: those that
+        there are now; `most`: number of pods that the workers may hold now."""
+        self._token, self._seconds, self._pods, self._most = token, seconds, pods, most
         self._tried, self._avoided = set[str](), dict[str, float]()
         self._present, self._changed = frozenset[str](), time.monotonic()
         """Uids of the pods there were at the last look, and when they changed, or one was claimed."""
@@ -56,7 +73,7 @@ class SandboxPods:
         os.environ[SOCKET] = path
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pod: Pair | None = None
+        pod: _Claimed | None = None
         began = time.monotonic()
         self._connections += 1
         try:
@@ -79,8 +96,11 @@ class SandboxPods:
                 _send(writer, {"error": reason})
                 return
             _send(writer, {"claimed": True})
-            ends = [asyncio.ensure_future(_copy(*pair)) for pair in ((reader, pod[1]), (pod[0], writer))]
+            ways = ((reader, pod.writer), (pod.reader, writer))
+            ends = [asyncio.ensure_future(_copy(*way)) for way in ways]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.at_eof() and await self._was_exhausted(pod.uid, reader):
+                _send(writer, {"exhausted": True})
             for each in ends:
                 each.cancel()
         except (ConnectionError, asyncio.CancelledError):  # the worker has left, or this process ends
@@ -88,10 +108,17 @@ class SandboxPods:
         finally:
             self._connections -= 1
             self._held -= pod is not None
-            for end in filter(None, (writer, pod and pod[1])):
+            for end in filter(None, (writer, pod and pod.writer)):
                 end.close()
 
-    async def _claim_free(self) -> Pair | None:
+    async def _was_exhausted(self, uid: str, reader: asyncio.StreamReader) -> bool:
+        """True of a pod that ended by what its commands took; waits until it is known, while the worker does."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while uid in self._pods().addresses and time.monotonic() < deadline and not reader.at_eof():
+            await asyncio.sleep(LOOK_SECONDS)
+        return uid in self._pods().exhausted
+
+    async def _claim_free(self) -> _Claimed | None:
         """A pod that was free, unless none was there, or the workers hold as many as they may."""
         if self._held >= self._most():
             return None
@@ -103,11 +130,11 @@ class SandboxPods:
             self._held -= pod is None
         return pod
 
-    async def _claim_any(self) -> Pair | None:
+    async def _claim_any(self) -> _Claimed | None:
         while (uid := self._choose()) is not None:
             self._tried.add(uid)
             try:
-                pod = await _claim(self._addresses()[uid], self._token)
+                pod = await _claim(self._pods().addresses[uid], self._token)
             except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
                 log.warning("a sandbox's pod did not answer: %s", error or type(error).__name__)
                 self._tried.discard(uid)
@@ -115,12 +142,12 @@ class SandboxPods:
                 continue
             if pod is not None:
                 self._changed = time.monotonic()
-                return pod
+                return _Claimed(uid, *pod)
         return None
 
     def _choose(self) -> str | None:
         """Any one, as those who claim in other processes choose too."""
-        now, present = time.monotonic(), frozenset(self._addresses())
+        now, present = time.monotonic(), frozenset(self._pods().addresses)
         if present != self._present:
             self._present, self._changed = present, now
         self._tried &= present
@@ -155,7 +182,7 @@ def _send(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
+    with suppress(OSError):
         while piece := await reader.read(_PIECE):
             writer.write(piece)
             await writer.drain()

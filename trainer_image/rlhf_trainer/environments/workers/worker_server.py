@@ -20,7 +20,7 @@ from rlhf_api.sections.environment import Environment
 from ...dispatch.control import healthy, token_required
 from .interface import TRAINER_SECONDS, WORKER_ROUTE, WorkerEnded
 from .pool import Worker, start_first
-from .sandbox_pods import SandboxPods
+from .sandbox_pods import Sandboxes, SandboxPods
 from .worker import LONGEST_CALL
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class WorkerServer:
     def __init__(self, section: Environment, sandboxes: tuple[str, float] | None = None) -> None:
         """`sandboxes`: their token, and the longest time in which none comes, in a job that has some."""
         self._section, self._is_private, self._sandboxes = section, True, sandboxes
-        self._addresses: dict[str, str] = {}
-        """Of the sandboxes, as the trainer has told last."""
+        self._pods = Sandboxes({})
+        """As the trainer has told last."""
         self._spare: Worker | None = None
         """The worker that has shown that the class can be imported, until somebody asks for one."""
         self._open = {False: 0, True: 0}
@@ -47,8 +47,8 @@ class WorkerServer:
         app.cleanup_ctx.append(self._first_worker)
         return app
 
-    def learn_sandboxes(self, addresses: dict[str, str]) -> None:
-        self._addresses = addresses
+    def learn_sandboxes(self, pods: Sandboxes) -> None:
+        self._pods = pods
 
     def _count_episodes(self) -> int:
         """Of the trainer, in all workers here: none has another's sandbox, nor do those of other processes."""
@@ -56,7 +56,7 @@ class WorkerServer:
 
     async def _first_worker(self, _app: web.Application) -> AsyncIterator[None]:
         if self._sandboxes is not None:
-            await SandboxPods(*self._sandboxes, lambda: self._addresses, self._count_episodes).start()
+            await SandboxPods(*self._sandboxes, lambda: self._pods, self._count_episodes).start()
         self._spare, self._is_private = await start_first(self._section)
         yield
         if self._spare is not None:
@@ -94,8 +94,8 @@ class WorkerServer:
 class _Connection:
     """One worker's; it is read all the time, as signs of life are answered by reading."""
 
-    def __init__(self, socket: web.WebSocketResponse, learn: Callable[[dict[str, str]], None]) -> None:
-        """`learn`: called with the sandboxes' addresses, by their uids."""
+    def __init__(self, socket: web.WebSocketResponse, learn: Callable[[Sandboxes], None]) -> None:
+        """`learn`: called with the sandboxes that there are."""
         self._socket, self._learn, self._running = socket, learn, set[asyncio.Task[None]]()
         self.episodes = set[int]()
         """Numbers of those that have begun, and not ended."""
@@ -109,7 +109,7 @@ class _Connection:
                     break
                 call = json.loads(message.data)
                 if "sandboxes" in call:
-                    self._learn(dict(call["sandboxes"]))
+                    self._learn(Sandboxes(dict(call["sandboxes"]), frozenset(call["exhausted"])))
                     continue
                 if not starting.done():
                     break

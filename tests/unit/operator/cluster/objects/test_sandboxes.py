@@ -172,6 +172,35 @@ def test_a_command_that_writes_its_own_message_and_uses_up_the_memory_counts_no_
     assert sandbox_status(world)[1] == 0
 
 
+DISK = "Pod ephemeral local storage usage exceeds the total limit of containers 4Gi. "
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "is_exhausted"),
+    [
+        ({"exitCode": 137, "reason": "OOMKilled"}, {}, True),
+        ({"exitCode": 137, "reason": "Error"}, {"reason": "Evicted", "message": DISK}, True),
+        (
+            {"exitCode": 137, "reason": "Error"},
+            {"reason": "Evicted", "message": "The node had no memory."},
+            False,
+        ),
+        ({"exitCode": 137, "reason": "Error", "message": "OOMKilled"}, {}, False),
+        ({"exitCode": 0, "reason": "Completed"}, {}, False),
+    ],
+)
+def test_the_trainer_is_told_which_ends_are_the_commands_own(
+    end: dict[str, Any], status: dict[str, Any], *, is_exhausted: bool
+) -> None:
+    world = playing()
+    ended = {"message": CLAIMED, "finishedAt": stamp(world.now), **end}
+    containers = [{"name": "role", "state": {"terminated": ended}}]
+    world.end(FIRST, end["exitCode"], containerStatuses=containers)
+    world.pods[FIRST]["status"] |= status
+    uid = world.pods[FIRST]["metadata"]["uid"]
+    assert world.make_plan().members.exhausted == ((uid,) if is_exhausted else ())
+
+
 @pytest.mark.parametrize("started", ["1970-01-01T00:00:00Z", ""])
 def test_one_that_was_never_ready_counts(started: str) -> None:
     """The kubelet's start of a container whose program is not there is that of the epoch."""
