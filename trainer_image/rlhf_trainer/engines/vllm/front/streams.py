@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
-from starlette.responses import StreamingResponse
 
 from ....tensors.sampling_mask import ROUNDING
 from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error, rows_between
 from ..serve.constraints import CONSTRAINED
-from .asgi import body, reply
+from .asgi import body, reply, stream
 from .experts import TakenExperts, state_of
 from .gate import WEIGHTS
 from .guard import App, Receive, Scope, Send
@@ -53,9 +52,7 @@ class TokenStreams:
             await reply(send, 422, {"error": str(error)})
             return
         engine: AsyncLLM = scope["app"].state.engine_client
-        frames = _frames(engine, request, scope.get(WEIGHTS))
-        response = StreamingResponse(frames, media_type="application/octet-stream")
-        await response(scope, receive, send)
+        await stream(receive, send, _frames(engine, request, scope.get(WEIGHTS)))
 
 
 async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> AsyncIterator[bytes]:
@@ -78,6 +75,7 @@ async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> As
             # All at once: while a frame is sent, the engine may forget a response that has ended.
             starts = [_starts(engine, name, output) for output in request_output.outputs]
             experts = [taken.take(output) for output in request_output.outputs]
+            frames = list[bytes]()
             for output, theirs, rows in zip(request_output.outputs, starts, experts, strict=True):
                 if output.finish_reason not in KINDS:
                     raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
@@ -85,7 +83,10 @@ async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> As
                 masks = kept_tokens if request.kept else None
                 kind, first = KINDS[output.finish_reason], sent[output.index]
                 sent[output.index] += len(output.token_ids)
-                yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks, rows)
+                frames.append(
+                    encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks, rows)
+                )
+            yield b"".join(frames)
     except Exception as error:  # any error of an engine, dead ones included
         code = 400 if isinstance(error, ValueError | VLLMClientError) and not begun else 500
         log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
