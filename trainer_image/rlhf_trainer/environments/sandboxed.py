@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from rlhf_api.host.reaper import descendants
 
-from ..process.limits import Limits
+from ..process.limits import Limits, holds_more
 from ..process.sandbox import PROCESSES, WORK_BYTES, Place, Sandbox, sandbox_limits
 from ..process.usage import spent, usage
 from .call_clock import seconds_left, waiting
@@ -94,8 +94,8 @@ async def run_in_sandbox(
     command: Sequence[str], stdin: str = "", *, seconds: int = 5, megabytes: int = 512
 ) -> Ran:
     """The end of a command that has no network, no variables, the system's folders read-only and an empty /tmp; each of
-    at most 32 processes has `seconds` of CPU time and `megabytes` of address space. Raises OSError where no sandbox can
-    be made, which is not the command's doing."""
+    at most 32 processes has `seconds` of CPU time and `megabytes` of address space, and all together hold no more.
+    Raises OSError where no sandbox can be made, which is not the command's doing."""
     limits = sandbox_limits(megabytes, seconds)
     return await run_at(Place(), command, limits, _WALL * seconds, stdin)
 
@@ -125,7 +125,7 @@ async def run_at(
             sandbox = await Sandbox.start(command, limits, None, place=place, stdin=given, stdout=pipe)
         reading = asyncio.ensure_future(_read(sandbox))
         try:
-            output = await _output(sandbox, reading, seconds, growth)
+            output = await _output(sandbox, reading, seconds, growth, limits.address)
         finally:
             reading.cancel()
             ended = await sandbox.end()
@@ -189,10 +189,14 @@ def sizes_of(folders: Iterable[Path]) -> tuple[int, int]:
 
 
 async def _output(
-    sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: float, growth: _Growth
+    sandbox: Sandbox,
+    reading: "asyncio.Future[bytes]",
+    seconds: float,
+    growth: _Growth,
+    megabytes: int | None,
 ) -> bytes | None:
-    """All of it, once the command has ended; None for too much of anything. Raises TimeoutError where its call has
-    no time left because it had no CPU."""
+    """All of it, once the command has ended; None for too much of anything, as of megabytes of memory in all. Raises
+    TimeoutError where its call has no time left because it had no CPU."""
     began, left = asyncio.get_running_loop().time(), seconds_left()
     seconds = min(seconds, SHARE_OF_CALL * left)
     while not await sandbox.has_ended(_LOOK_SECONDS):
@@ -202,8 +206,12 @@ async def _output(
         if not late and passed > LAST_SHARE * left:
             raise TimeoutError(f"a command has waited for a CPU for most of {passed:.0f} s")
         flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
-        too_many = len(descendants(sandbox.pid)) > PROCESSES
-        if late or flooded or too_many or growth.is_too_much():
+        inside = descendants(sandbox.pid)
+        too_many = len(inside) > PROCESSES
+        too_large = megabytes is not None and holds_more(
+            [Path("/proc", str(pid)) for pid in inside], megabytes
+        )
+        if late or flooded or too_many or too_large or growth.is_too_much():
             return None
     output = await reading
     return None if len(output) > _LONGEST_OUTPUT or growth.is_too_much() else output

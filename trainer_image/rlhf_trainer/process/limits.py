@@ -3,6 +3,7 @@ Imports no torch."""
 
 import errno
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,14 @@ def excess(first: int, *, processes: int, megabytes: int) -> str:
     running = [*Path("/proc", str(first), "root", "proc").glob("[0-9]*")]
     if sum(map(_threads, running)) >= processes:
         return f"has as many processes and threads as it may ({processes})"
-    if sum(map(_resident, running)) > megabytes and sum(map(_share, running)) > megabytes:
+    if holds_more(running, megabytes):
         return f"holds more than {megabytes} MiB of memory (memoryMegabytes)"
     return ""
+
+
+def holds_more(processes: Sequence[Path], megabytes: int) -> bool:
+    """True if processes, by their folders in /proc, hold more together; memory that several have counts once."""
+    return sum(map(_resident, processes)) > megabytes and sum(map(_share, processes)) > megabytes
 
 
 def _threads(process: Path) -> int:
@@ -83,12 +89,15 @@ def _resident(process: Path) -> float:
 
 
 def _share(process: Path) -> float:
-    """MiB, with its share of what others have too."""
-    return _megabytes(process / "smaps_rollup", "Pss:")
+    """MiB, with its share of what others have too; all that one has which shows nobody."""
+    try:
+        return _megabytes(process / "smaps_rollup", "Pss:")
+    except PermissionError:
+        return _resident(process)
 
 
 def _megabytes(file: Path, name: str) -> float:
-    with suppress(OSError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         for line in file.read_text(errors="replace").splitlines():
             if line.startswith(name):
                 return int(line.split()[1]) / 1024

@@ -62,6 +62,16 @@ def test_a_command_that_takes_too_much_has_no_exit_code(script: str) -> None:
     assert run("sh", "-c", script, seconds=1) in (Ran(None, ""), Ran(2, ""))
 
 
+HOLD = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); held = b'x' * (100 << 20); time.sleep(3)"
+"""Of a process that shows nobody what it shares."""
+
+
+def test_processes_of_a_command_have_no_more_memory_together_than_one_may_have() -> None:
+    script = 'for i in 1 2 3; do python3 -c "$0" & done; wait; exit 3'
+    ran = asyncio.run(run_in_sandbox(("sh", "-c", script, HOLD), seconds=5, megabytes=256))
+    assert ran == Ran(None, "")
+
+
 def test_a_command_that_has_no_cpu_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandboxed, "usage", lambda _: Usage(waited=99.0))
 
