@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import signal
 import tarfile
 import tempfile
 from abc import ABC, abstractmethod
@@ -52,6 +53,8 @@ class EpisodeSandbox(ABC):
     """Of one episode, whose files stay from one command to the next; a command's processes end with it."""
 
     is_exhausted = False
+    codes_of_exhaustion: tuple[int, ...] = ()
+    """Those of a command of ours which the kernel has ended for lack of the sandbox's own memory."""
 
     @abstractmethod
     async def run(self, command: Sequence[str], stdin: str | bytes = "", *, seconds: float = 60) -> Ran:
@@ -69,11 +72,12 @@ class EpisodeSandbox(ABC):
 
     async def write(self, files: Mapping[str, str | bytes | Path]) -> None:
         """Writes files by their paths, with the folders that they need; a Path is copied with its mode. A path that is
-        not absolute is of the directory in which commands begin. Raises OSError, as where one may not be written."""
+        not absolute is of the directory in which commands begin. Raises OSError, as where one may not be written, and
+        SandboxExhausted where the sandbox has no memory left for that."""
         for top in ("/", "."):
             mine = {name: file for name, file in files.items() if name.startswith("/") == (top == "/")}
             ran = await self.run(("python3", "-I", "-S", "-c", _UNPACK, top), _packed(mine)) if mine else None
-            if self.is_exhausted:
+            if ran is not None and (self.is_exhausted or ran.code in self.codes_of_exhaustion):
                 raise SandboxExhausted(_EXHAUSTED)
             if ran is not None and ran.code != 0:
                 raise OSError(f"{', '.join(mine)} cannot be written in the sandbox (exit code {ran.code})")
@@ -81,6 +85,8 @@ class EpisodeSandbox(ABC):
 
 class PodSandbox(EpisodeSandbox):
     """In a pod, by the connection that has claimed it."""
+
+    codes_of_exhaustion = (128 + signal.SIGKILL,)
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer, self._turns = reader, writer, asyncio.Lock()

@@ -216,6 +216,25 @@ def test_a_sandbox_that_was_exhausted_between_commands_says_so_and_takes_no_file
     asyncio.run(check())
 
 
+def test_a_pod_without_memory_for_files_is_exhausted_and_a_folder_of_this_machine_is_not(
+    pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rlhf_trainer.environments.episode_sandbox._UNPACK", "import os; os.kill(os.getpid(), 9)"
+    )
+
+    async def check() -> None:
+        async with claims(monkeypatch, pods[:1]):
+            with pytest.raises(SandboxExhausted):
+                await (await open_sandbox()).write({"file": "text"})
+        folder = FolderSandbox()
+        with pytest.raises(OSError, match="cannot be written"):
+            await folder.write({"file": "text"})
+        await folder.close()
+
+    asyncio.run(check())
+
+
 def test_a_pod_that_is_anothers_or_not_there_is_no_ones_and_the_wait_ends_with_the_reason(
     pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
