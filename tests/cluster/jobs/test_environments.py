@@ -1,11 +1,9 @@
 """Environments in pods of their own: played over the network, whichever pod dies or stops, and kept from all else."""
 
-import json
-from typing import Any
-
 import psutil
 import pytest
 from tests.cluster.images import ENVIRONMENT as IMAGE
+from tests.cluster.jobs.episodes import document, furnish
 from tests.cluster.jobs.page import check_page
 from tests.cluster.jobs.visitors import REJECTED, tried
 from tests.faults.matrix.account import metrics
@@ -13,7 +11,6 @@ from tests.faults.matrix.nodes import first_process
 from tests.support.installed import SYSTEM, workspace
 from tests.support.kubernetes.kube import eventually, get
 from tests.support.kubernetes.operator import Jobs
-from tests.support.tiny.models import tiny_model
 
 from rlhf_operator.job.ports import PORT
 
@@ -39,48 +36,25 @@ class Even:
 """
 
 
-def document() -> dict[str, Any]:
-    spec = {
-        "algorithm": "grpo",
-        "steps": STEPS,
-        "seed": 1,
-        "model": {"dtype": "float32", "policy": "episodes/model"},
-        "data": {"train": ["episodes/rows.jsonl"], "maxPromptLength": 32, "promptsPerStep": 8},
-        "sampling": {"responsesPerPrompt": 4, "maxNewTokens": 8},
-        "grpo": {"klCoefficient": 0, "minibatchSize": 32},
-        "environment": {
-            "path": "even_turns.py:Even",
-            "settings": {"turns": TURNS},
-            "maxTokens": 96,
-            "replicas": len(ENVIRONMENTS),
-            "pods": {"image": IMAGE},
-        },
-        "generator": {"sharedWithTrainer": True},
-        "workspace": {"files": {"even_turns.py": EVEN}},
-        "checkpoint": {"store": f"s3://checkpoints/{NAME}", "everySteps": 2},
-        "pods": {"secrets": ["seaweedfs"]},
-        "env": {"OMP_NUM_THREADS": "1"},
-    }
-    return {
-        "apiVersion": "rlhf.dev/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": NAME},
-        "spec": spec,
-    }
-
-
-def furnish(jobs: Jobs) -> None:
-    folder = workspace(jobs) / NAME
-    tiny_model(folder / "model", tie=False, seed=0)
-    rows = [{"prompt": f"Thing {i}: ", "name": f"n{i}"} for i in range(16)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for file in folder.rglob("*"):
-        file.chmod(0o755)  # another user reads them
+JOB = document(
+    NAME,
+    (8, 4),
+    save=2,
+    steps=STEPS,
+    environment={
+        "path": "even_turns.py:Even",
+        "settings": {"turns": TURNS},
+        "maxTokens": 96,
+        "replicas": len(ENVIRONMENTS),
+        "pods": {"image": IMAGE},
+    },
+    workspace={"files": {"even_turns.py": EVEN}},
+)
 
 
 def test_a_job_plays_its_episodes_in_pods_that_die_and_stop_and_its_page_shows_them(jobs: Jobs) -> None:
-    furnish(jobs)
-    jobs.apply(document())
+    furnish(jobs, NAME)
+    jobs.apply(JOB)
     try:
         with jobs.explained(SYSTEM):
             check(jobs)

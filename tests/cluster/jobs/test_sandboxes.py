@@ -1,18 +1,15 @@
 """Sandboxes in pods of their own: one for each episode, replaced by the operator, and kept from all else."""
 
-import json
-from typing import Any
-
 import psutil
 import pytest
 from tests.cluster.images import ENVIRONMENT
 from tests.cluster.images import OPERATOR as IMAGE
+from tests.cluster.jobs.episodes import document, furnish
 from tests.faults.matrix.account import metrics
 from tests.faults.matrix.nodes import first_process
 from tests.support.installed import SYSTEM, workspace
 from tests.support.kubernetes.kube import eventually
 from tests.support.kubernetes.operator import Jobs
-from tests.support.tiny.models import tiny_model
 
 pytestmark = pytest.mark.timeout(1200)
 NAME, STEPS, EPISODES, RUN_S = "boxes", 3, 4, 600.0
@@ -20,7 +17,7 @@ SANDBOXES = [f"{NAME}-sandbox-{i}" for i in range(2)]
 BOXED = '''
 import os
 
-from rlhf_trainer.extend import open_sandbox
+from rlhf_trainer.extend import SandboxExhausted, open_sandbox
 
 TRY = """
 import socket, sys
@@ -40,55 +37,38 @@ class Boxed:
         ran = await self.sandbox.run(("sh", "-c", "cat /tmp/name; hostname; sleep 2; ls /workspace"), seconds=20)
         assert ran.output.startswith(f"{self.name}boxes-sandbox-"), ran
         assert ran.code == 2, "it has no work directory"
+        filled = await self.sandbox.run(("python3", "-c", "b'x' * (1 << 30)"), seconds=30)
+        assert filled.code == 128 + 9, "the kernel has ended the command, and the sandbox goes on"
         tried = await self.sandbox.run(("python3", "-c", TRY, os.environ["RLHF_HOST"]), seconds=30)
         assert tried.output == "No route to host\\n", tried
+        await self.sandbox.run(("sh", "-c", "cat /dev/zero > /dev/shm/full"), seconds=30)
+        try:
+            await self.sandbox.write({"/tmp/tests": self.name})
+            raise AssertionError("there is no memory for that")
+        except SandboxExhausted:
+            pass
         text = message["content"]
         return "", sum(ord(c) % 2 == 0 for c in text) / max(len(text), 1), True
 '''
 
 
-def document() -> dict[str, Any]:
-    spec = {
-        "algorithm": "grpo",
-        "steps": STEPS,
-        "seed": 1,
-        "model": {"dtype": "float32", "policy": f"{NAME}/model"},
-        "data": {"train": [f"{NAME}/rows.jsonl"], "maxPromptLength": 32, "promptsPerStep": EPISODES // 2},
-        "sampling": {"responsesPerPrompt": 2, "maxNewTokens": 8},
-        "grpo": {"klCoefficient": 0, "minibatchSize": EPISODES},
-        "environment": {
-            "path": "boxed.py:Boxed",
-            "maxTokens": 64,
-            "replicas": 1,
-            "pods": {"image": ENVIRONMENT},
-        },
-        "sandbox": {"replicas": len(SANDBOXES), "pods": {"image": IMAGE}},
-        "generator": {"sharedWithTrainer": True},
-        "workspace": {"files": {"boxed.py": BOXED}},
-        "checkpoint": {"store": f"s3://checkpoints/{NAME}", "everySteps": STEPS},
-        "pods": {"secrets": ["seaweedfs"]},
-        "env": {"OMP_NUM_THREADS": "1"},
-    }
-    return {
-        "apiVersion": "rlhf.dev/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": NAME},
-        "spec": spec,
-    }
-
-
-def furnish(jobs: Jobs) -> None:
-    folder = workspace(jobs) / NAME
-    tiny_model(folder / "model", tie=False, seed=0)
-    rows = [{"prompt": f"Thing {i}: ", "name": f"n{i}"} for i in range(16)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for file in folder.rglob("*"):
-        file.chmod(0o755)  # another user reads them
+JOB = document(
+    NAME,
+    (EPISODES // 2, 2),
+    save=STEPS,
+    steps=STEPS,
+    environment={"path": "boxed.py:Boxed", "maxTokens": 64, "replicas": 1, "pods": {"image": ENVIRONMENT}},
+    sandbox={
+        "replicas": len(SANDBOXES),
+        "pods": {"image": IMAGE, "resources": {"limits": {"memory": "256Mi"}}},
+    },
+    workspace={"files": {"boxed.py": BOXED}},
+)
 
 
 def test_each_episode_has_a_pod_of_its_own_and_one_whose_pod_dies_another(jobs: Jobs) -> None:
-    furnish(jobs)
-    jobs.apply(document())
+    furnish(jobs, NAME)
+    jobs.apply(JOB)
     try:
         with jobs.explained(SYSTEM):
             check(jobs)
