@@ -7,9 +7,10 @@ SETS = "[{name: greedy, data: [HELD], temperature: 0}, {name: four, data: [HELD]
 
 
 def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_path):
-    held_out = SETS.replace("HELD", str(SENTIMENT / "heldout.jsonl"))
+    held_out = tmp_path / "heldout.jsonl"
+    held_out.write_text("".join((SENTIMENT / "heldout.jsonl").open().readlines()[:16]))
     judge = "function: 'examples.sentiment.judge:positive', everySteps: 6"
-    evaluation = f"spec.evaluation={{{judge}, data: null, sets: {held_out}}}"
+    evaluation = f"spec.evaluation={{{judge}, data: null, sets: {SETS.replace('HELD', str(held_out))}}}"
     finished = succeed(
         SENTIMENT / "ppo.yaml",
         tmp_path / "run",

@@ -317,8 +317,8 @@ def run(case: str, out: Path, states: Path | None) -> None:
 
 def main(out: Path, states: Path | None = None) -> None:
     distributed.init_process_group("gloo")
-    gc.freeze()  # DeepSpeed collects garbage over and over while it starts: spare it all that was imported
     for case in cases(distributed.get_world_size()):
+        gc.freeze()  # DeepSpeed collects garbage over and over while it starts: spare it all that was there before
         run(case, out, states)
     distributed.barrier()
     # As the trainer role ends: gloo's threads, torn down by the interpreter, sometimes abort the process.
