@@ -42,10 +42,11 @@ def main() -> None:
         save(model, Path(folder))
         del model
         torch.cuda.empty_cache()
-        more: dict[str, Any] = (
-            {"gpu_memory_utilization": 0.3} if gpu else {"enforce_eager": True, "dtype": "float32"}
-        )
-        more |= {"generation_config": "vllm", "logprobs_mode": "processed_logprobs", "max_model_len": 2048}
+        more: dict[str, Any] = {"gpu_memory_utilization": 0.3, "max_model_len": 2048}
+        more |= {"generation_config": "vllm", "logprobs_mode": "processed_logprobs"}
+        if not gpu:  # as the generator's role starts it there
+            more |= {"enforce_eager": True, "dtype": "float32", "enable_chunked_prefill": False}
+            more |= {"max_num_batched_tokens": 128 * max(2048 // 128, *options.requests)}
         engine = LLM(model=folder, disable_log_stats=True, **more, **json.loads(options.set))
         generate(engine, max(options.requests), options.tokens)
         for requests in options.requests:
