@@ -182,9 +182,12 @@ def _turn_rewards(rollout: Rollout) -> Tensor:
 
 def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Run-length encoding of int32 arrays, without runs across arrays: values, int32, and run lengths, int64."""
-    runs = [torch.unique_consecutive(flat_int32s([part]), return_counts=True) for part in parts]
-    values = [torch.zeros(0, dtype=torch.int32), *(each for each, _ in runs)]
-    return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in runs)])
+    values, lengths = flat_int32s(parts), torch.tensor([*map(len, parts)], dtype=torch.int64)
+    begins = torch.ones(len(values), dtype=torch.bool)
+    begins[1:] = values.diff() != 0
+    begins[(lengths.cumsum(0) - lengths)[lengths > 0]] = True
+    places = begins.nonzero().flatten()
+    return values[places], torch.cat([places, torch.tensor([len(values)])]).diff()
 
 
 def _run_lengths(values: Tensor, counts: Tensor) -> Tensor:

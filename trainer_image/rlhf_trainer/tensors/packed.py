@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32}
+"""By the type codes of arrays."""
+
 
 def flat_ints(parts: Iterable[Sequence[int]]) -> Tensor:
     """Concatenates int32 arrays, or other int sequences: int64 [sum of their lengths]."""
@@ -44,20 +47,19 @@ def flat_places(parts: Sequence[tuple["array[int]", int]]) -> Tensor | None:
 
 
 def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    parts, at = list(parts), 0
-    whole = torch.empty(sum(map(len, parts)), dtype=dtype)
-    for part in parts:
+    parts = list(parts)
+    lengths = [*map(len, parts)]
+    whole = torch.empty(sum(lengths), dtype=dtype)
+    for part, place in zip(parts, whole.split(lengths), strict=True):
         # Cast during the copy: a step's responses take gigabytes already.
-        whole[at : at + len(part)] = _view(part)
-        at += len(part)
+        place.copy_(_view(part))
     return whole
 
 
 def _view(values: Sequence[Any]) -> Tensor:
     """A tensor view of an array, without a copy; other sequences are treated as ints."""
-    if isinstance(values, array) and values:
-        return torch.frombuffer(values, dtype=torch.float32 if values.typecode == "f" else torch.int32)
-    return torch.tensor(values, dtype=torch.int64)
+    own = values if isinstance(values, array) else array("q", values)
+    return torch.frombuffer(own, dtype=_DTYPES[own.typecode]) if own else torch.empty(0, dtype=torch.int64)
 
 
 def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
