@@ -6,7 +6,7 @@ import warnings
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rlhf_api.dataset.images import DATA
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line, show
@@ -61,7 +61,9 @@ def read_image(where: str) -> Image.Image:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Image.DecompressionBombError:
         raise ValueError(f"has more than {MOST_PIXELS:,} pixels, which are the most") from None
-    except (OSError, SyntaxError, EOFError) as error:  # of files that are none, or end early
+    except UnidentifiedImageError:  # whose text is an object's address, another on each rank
+        raise ValueError(f"is no image of {', '.join(FORMATS)}") from None
+    except (OSError, SyntaxError, EOFError) as error:  # of files that end early
         raise ValueError(f"is no image of {', '.join(FORMATS)}: {first_line(error)}") from None
 
 

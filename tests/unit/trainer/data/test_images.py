@@ -86,7 +86,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     ("data", "message"),
     [
         (png(64, 64)[:60], "is no image of PNG, JPEG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image of PNG, JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image of PNG, JPEG, WEBP, BMP, GIF$"),
         (png(80, 80), "has 6,400 pixels, and 6,000 are the most"),
         (png(8, 8) + bytes(9000), "is larger than"),
     ],
