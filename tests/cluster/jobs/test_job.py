@@ -15,6 +15,7 @@ from tests.support.installed import JOBS, SYSTEM, workspace
 from tests.support.kubernetes.kube import eventually, get, kubectl
 from tests.support.kubernetes.operator import Jobs
 
+from rlhf_api.roles import Role
 from rlhf_operator.job.names import token_name
 
 ROOT = Path(__file__).parents[3]
@@ -187,7 +188,7 @@ def check_secrets(jobs: Jobs) -> None:
 
 
 def token_of(jobs: Jobs) -> str:
-    secret = token_name("ppo", jobs.get("rlhfjob", "ppo")["metadata"]["uid"])
+    secret = token_name("ppo", jobs.get("rlhfjob", "ppo")["metadata"]["uid"], Role.TRAINER)
     return base64.b64decode(jobs.get("secret", secret)["data"]["token"]).decode()
 
 
