@@ -44,7 +44,7 @@ class Load:
             self._all.append(times)
             if first:
                 self._first.append(times)
-            while not work.whole:
+            while not work.is_complete:
                 try:
                     await client.ask(self._member, work, lambda times=times: times.append(time.monotonic()))
                 except Interrupted:

@@ -1,15 +1,15 @@
 """Weights from the trainer to vLLM: how long they travel, and how long generation stands still.
 
     .venv/bin/python benchmarks/generators/weights.py --model qwen2.5-7b [--buckets 256 512 1024] \
-        [--kill] [--own] [--adapter 16]
+        [--kill] [--adapter 16]
 
 One trainer on the first GPU, with random weights; generators, as their role starts them, on the next ones. Where GPUs
 are too few, the last generators share those of the others: their wire is then TCP. `--tensor-parallel` gives each
 generator so many GPUs. On a machine without GPUs the same with gloo and `--model tiny`. `--intervals`: how many tokens
 of an answer the server sends at a time under load; those of one answer, whose gaps are measured, it sends as they come.
-Beside it, in the same run: a raw broadcast of the same bytes, and with `--own` vLLM's own NCCL engine in a second
-server on the second GPU. `--kill` ends a generator with SIGKILL in the middle of a broadcast. `--adapter` gives the
-model an adapter of that rank in the end, which travels alone. Prints one JSON line for each figure.
+Beside it, in the same run: a raw broadcast of the same bytes. `--kill` ends a generator with SIGKILL in the middle of a
+broadcast. `--adapter` gives the model an adapter of that rank in the end, which travels alone. Prints one JSON line for
+each figure.
 """
 
 import argparse
@@ -26,8 +26,7 @@ import boundaries
 import raw_broadcast
 import torch
 from adapters import Adapted
-from own_engine import own_command, own_rounds
-from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
+from serving import Server, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
 from rlhf_trainer.rollout.clients.vllm_client import STREAM_INTERVAL
@@ -214,7 +213,6 @@ def main() -> None:
         "--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens sent at a time under load"
     )
     parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--own", action="store_true", help="vLLM's own NCCL engine too")
     parser.add_argument("--adapter", type=int, metavar="RANK")
     parser.add_argument("--logs", type=Path, help="where the servers' logs go")
     options = parser.parse_args()
@@ -246,12 +244,9 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
         taken = ",".join(str(place % gpus) for place in places)
         apart = places.stop > gpus
         servers.append(Server(logs, f"generator-{i}", taken, config, token=token, apart=apart))
-    own = Server(logs, "own-engine", "1", command=own_command(folder / "model", engine))
     try:
         for server in servers:
             server.launch()
-        if options.own:
-            own.launch()
         for megabytes in options.buckets:
             tell({"what": "local", "bucket": megabytes, **local_cost(model, megabytes << 20, device)})
         tell({"what": "generators ready", "seconds": max(server.wait_ready() for server in servers)})
@@ -269,10 +264,6 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
                 tokens = 900 if gpu else 60
                 under_load(bench, options.buckets[-1] << 20, options.rounds, options.load, tokens, interval)
             sync = bench.sync(options.buckets[-1] << 20)
-            if options.own:
-                own.wait_ready()
-                own_rounds(own, model, options.rounds, free_port())
-                own.kill()
             if options.generators > 1:
                 to_several(bench, sync, options.rounds)
             sync.close()
@@ -281,7 +272,7 @@ def measure(options: argparse.Namespace, folder: Path, device: torch.device) -> 
             if options.adapter:
                 adapter(bench, options.buckets[0] << 20, options.rounds, options.adapter)
     finally:
-        for server in [*servers, own]:
+        for server in servers:
             server.kill()
 
 

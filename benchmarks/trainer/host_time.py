@@ -15,6 +15,7 @@ from typing import get_args
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlhf_api.sections.optimizer import Optimizer
@@ -57,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     sequences = Sequences.pack([([2, 3, 4, 5], [6] * 8)] * BATCHES)  # a micro-batch holds one
     read = ResponseLogprobs()
     print("| `gradientCheckpointing` | update ms | log-probabilities ms |\n| --- | --- | --- |")

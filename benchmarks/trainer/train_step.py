@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
@@ -236,7 +236,7 @@ def profiled(call: Callable[[], None]) -> dict[str, Any]:
 
 def make_model(shape: str, *, critic: bool, device: str) -> Any:
     hidden, inner, layers, heads, key_heads, vocabulary = SHAPES[shape]
-    config = Qwen2Config(
+    config = Qwen2Config(  # type: ignore[call-arg]  # those of any configuration
         hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=key_heads, vocab_size=vocabulary, tie_word_embeddings=shape != "7b",
         max_position_embeddings=32768, rope_theta=1e6, bos_token_id=None, eos_token_id=0, pad_token_id=1,

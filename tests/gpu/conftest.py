@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 
 from .jobs import Jobs
 from .reference import Cpu
@@ -53,6 +54,6 @@ def one_rank() -> Iterator[None]:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
             environment.setenv(name, value)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         yield
         distributed.destroy_process_group()

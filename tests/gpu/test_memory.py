@@ -32,7 +32,7 @@ WIDTHS = {
     "num_labels": 1,
 }
 SHAPE = Qwen2Config(**WIDTHS, intermediate_size=4096, num_hidden_layers=12)
-MIXTURE = Qwen3MoeConfig(
+MIXTURE = Qwen3MoeConfig(  # type: ignore[call-arg]  # those of any configuration
     **WIDTHS,
     moe_intermediate_size=512,
     num_hidden_layers=6,

@@ -102,7 +102,7 @@ def kill_engine_in_swap(point: str) -> None:
 def save_the_first_tensors_again(point: str) -> None:
     """From step 2 on, the saver copies tensors that it has kept of the first snapshot, with the new step."""
     if point == "step:0":
-        saver = importlib.import_module("rlhf_trainer.checkpoint.saver")
+        saver: Any = importlib.import_module("rlhf_trainer.checkpoint.saver")
         copied, first = saver.copied, list[tuple[int, str, dict[str, Any]]]()
 
         def stale(*given: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
