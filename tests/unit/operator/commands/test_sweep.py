@@ -20,6 +20,7 @@ from rlhf_operator.commands import sweep
 from rlhf_operator.commands.sweep_values import draw, parse_values, trial_name
 from rlhf_operator.commands.trials import divide_gpus
 from rlhf_operator.local import run_process
+from rlhf_operator.local.records.workdir import is_held
 
 RATES = "optimizer.learningRate=[1e-5, 1e-4]"
 
@@ -41,6 +42,7 @@ def test_a_killed_sweep_goes_on_and_runs_no_finished_trial_again(small_job, monk
     killed.kill()
     killed.wait()
     eventually(lambda: not processes(first.resolve()), "its processes end with it", 60)
+    eventually(lambda: not is_held(first), "its trial's run ends too", 60)
 
     assert cli.main(command) == 0
     printed = capsys.readouterr().out
