@@ -33,8 +33,6 @@ _MEGABYTES = 4096
 _HANG_SECONDS = 20.0
 """Time beyond a command's own after which its pod is given up."""
 _UNPACK = 'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode="r|").extractall(sys.argv[1])'
-
-
 _EXHAUSTED = "commands have used up the memory or the disk of the sandbox's pod"
 _GARBAGE = ValueError | KeyError | TypeError | OverflowError | RecursionError
 """Errors over what is no reply."""

@@ -180,7 +180,7 @@ def test_an_episode_whose_pod_ends_fails_and_its_next_life_has_another(
 def test_an_episode_whose_commands_exhaust_its_pod_ends_with_the_rewards_so_far(
     pods: list[SandboxPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is known a while after its end; the next command is refused, or the turn's only one had no exit code."""
+    """The host says so a while after its end: the next command is refused, or the turn's only one had no exit code."""
 
     async def check() -> None:
         async with claims(monkeypatch, pods[:1]) as made, pool("Boxed") as workers:
