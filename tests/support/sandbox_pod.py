@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,9 @@ class SandboxPod:
         return first
 
     def kill(self) -> None:
-        for each in psutil.Process(self.process.pid).children() if self.process.poll() is None else ():
-            each.kill()
+        with suppress(psutil.NoSuchProcess):  # it ends now by itself, after its episode
+            for each in psutil.Process(self.process.pid).children():
+                each.kill()
         self.process.wait()
 
 
