@@ -120,6 +120,13 @@ def job(monkeypatch):
         yield Job(http)
 
 
+@pytest.fixture
+def full_messages(monkeypatch):
+    """Messages are sent when they are full, however long that takes, and none is larger to a quick member."""
+    monkeypatch.setattr("rlhf_trainer.scoring.joined.WINDOW_SECONDS", 3600.0)
+    monkeypatch.setattr("rlhf_trainer.scoring.joined.QUICK_SECONDS", 0.0)
+
+
 def test_a_few_without_a_score_are_named_and_counted(job):
     job.failing = {2: "judge: no answer", 5: "judge: ended by SIGSEGV"}
     client = job.client()
@@ -139,6 +146,7 @@ def test_a_few_without_a_score_are_named_and_counted(job):
     assert client.take_metrics() == {}
 
 
+@pytest.mark.usefixtures("full_messages")
 @pytest.mark.parametrize("name", ["scores", "token_scores"])
 def test_responses_that_end_together_are_one_message_and_get_what_each_would_get_alone(job, name):
     job.failing, job.tokens, results = {2: "judge: no answer"}, name == "token_scores", []
@@ -156,11 +164,11 @@ def test_responses_that_end_together_are_one_message_and_get_what_each_would_get
     assert sorted(job.asked[8:]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.usefixtures("full_messages")
 @pytest.mark.parametrize(("quick", "size"), [(0.0, 2), (120.0, 8)])
 def test_a_full_message_is_sent_at_once_and_larger_to_a_member_that_replies_quickly(
     job, monkeypatch, quick, size
 ):
-    monkeypatch.setattr("rlhf_trainer.scoring.joined.WINDOW_SECONDS", 3600.0)
     monkeypatch.setattr("rlhf_trainer.scoring.joined.QUICK_SECONDS", quick)
     monkeypatch.setattr("rlhf_trainer.scoring.client.MOST_TO_QUICK", 8)
     client = job.client(most_joined=2)
@@ -169,6 +177,7 @@ def test_a_full_message_is_sent_at_once_and_larger_to_a_member_that_replies_quic
     assert [*map(len, job.asked)] == [2, *[size] * (8 // size)]
 
 
+@pytest.mark.usefixtures("full_messages")
 def test_a_message_that_fails_is_sent_again_as_one_for_each_response(job, monkeypatch):
     monkeypatch.setattr("rlhf_trainer.scoring.questions.PAUSE_SECONDS", 0.01)
 
